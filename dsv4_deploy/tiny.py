@@ -108,7 +108,7 @@ CONFIG: dict[str, Any] = {
 # How much a sub-layer adds to the residual stream, beside embeddings of unit variance. Small enough that
 # bf16 rounding does not decide the next token, large enough that a wrong operator shows.
 ATTENTION_GAIN = 2.0
-EXPERT_GAIN = 0.08
+EXPERT_GAIN = 0.05
 # The head favours one successor per token by this many times its random part, so that greedy decoding has
 # a winner: with flat random logits the order of a sum would decide it.
 HEAD_SHARPNESS = 1.5
@@ -214,9 +214,9 @@ def _tensors(seed: int) -> dict[str, Tensor]:
         put_bf16(name, 1 + normal(size, std=0.1))
 
     def put_mlp(name: str, put: Callable[[str, Tensor], None]) -> None:
-        # Wide enough that the clamp at +-10 is met by a few activations in a hundred.
-        put(f"{name}.w1", projection(inner, hidden, gain=4.0))
-        put(f"{name}.w3", projection(inner, hidden, gain=4.0))
+        # Wide enough that the clamp at +-10 is met by about one activation in ten.
+        put(f"{name}.w1", projection(inner, hidden, gain=6.0))
+        put(f"{name}.w3", projection(inner, hidden, gain=6.0))
         put(f"{name}.w2", projection(hidden, inner, gain=EXPERT_GAIN))
 
     def put_hyper_connection(name: str) -> None:
