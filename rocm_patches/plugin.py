@@ -1,4 +1,6 @@
-"""vLLM's entry point (`vllm.general_plugins`): `register()` runs in every vLLM process, before any model.
+"""vLLM's entry point (`vllm.general_plugins`): `register()` runs in every vLLM process, before any model. In:
+the platform that vLLM chose, its version, DSV4_PATCHES and DSV4_PATCHES_SKIP. Out: the patches of
+`rocm_patches.patches` for that platform, on the CPU also its operators, and one log line that says so.
 
 Only the standard library is imported here at module level: vLLM merely logs a plugin that fails to import and
 goes on without it, while an exception out of `register()` stops the process, which is what a bundle that
@@ -8,11 +10,19 @@ promises correct answers wants.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import multiprocessing
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rocm_patches.registry import Applier
 
 SUPPORTED_VLLM = ("0.32.0", "0.33.0")
 CPU_VLLM = "0.32.0"
 _active: str | None = None
+_applier: Applier | None = None
 
 
 def _vllm_release() -> str:
@@ -20,36 +30,69 @@ def _vllm_release() -> str:
     return importlib.metadata.version("vllm").split("+")[0]
 
 
+def _platform() -> str:
+    """ "cpu", an AMD architecture such as "gfx942", or "other".
+
+    Reads what vLLM has found out already; asks no device, since some of its processes must not touch one.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return "cpu"
+    if current_platform.is_rocm():
+        from vllm.platforms import rocm
+
+        return str(rocm._GCN_ARCH).split(":")[0]
+    return "other"
+
+
+def _vllm_root() -> Path:
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.submodule_search_locations  # noqa: S101 (vLLM runs this)
+    return Path(spec.submodule_search_locations[0]).parent
+
+
 def register() -> None:
     """Install what this platform needs. Re-entrant: a second call does nothing.
 
-    Raises RuntimeError when vLLM's version is outside the supported window: the names this package
-    touches are known for those releases only.
+    Raises RuntimeError (PatchError is one) when vLLM's version is outside the supported window or a patch
+    does not fit it, before anything is changed.
     """
-    global _active
+    global _active, _applier
     if _active is not None:
         return
     from vllm.logger import init_logger
-    from vllm.platforms import current_platform
 
-    release = _vllm_release()
-    supported = (CPU_VLLM,) if current_platform.is_cpu() else SUPPORTED_VLLM
-    if release not in supported:
+    from rocm_patches import registry
+    from rocm_patches.patches import PATCHES
+
+    platform, release = _platform(), _vllm_release()
+    if platform == "cpu" and release != CPU_VLLM:
         raise RuntimeError(
             f"rocm_patches {importlib.metadata.version('dsv4-deploy')} does not know vLLM {release}. It "
-            f"supports {' and '.join(supported)} here. Install that release, or start vLLM without this "
-            "plugin (VLLM_PLUGINS='')."
+            f"supports {CPU_VLLM} here. Install that release, or start vLLM without this plugin "
+            "(VLLM_PLUGINS='')."
         )
-    if current_platform.is_cpu():
+    selection = registry.select(PATCHES, registry.Sources(_vllm_root()), platform, release, os.environ)
+    applier = registry.Applier(selection)
+    text = registry.summary(selection)
+    if platform == "cpu":
         from rocm_patches.cpu import gates, operators
 
         gates.open_early()
-        _active = f"cpu: {len(operators.OPERATORS)} DeepSeek-V4 operators from rocm_patches.reference"
-    else:
-        _active = "no patches for this platform"
-    init_logger("vllm.rocm_patches").info("rocm_patches active in process %d (%s)", os.getpid(), _active)
+        text = f"cpu: {len(operators.OPERATORS)} DeepSeek-V4 operators from rocm_patches.reference; {text}"
+    applier.arm()
+    _active, _applier = text, applier
+    process = multiprocessing.current_process().name
+    logger = init_logger("vllm.rocm_patches")
+    logger.info("rocm_patches active in process %d, %s (%s)", os.getpid(), process, _active)
 
 
 def active() -> str | None:
     """What `register()` installed in this process, or None before it ran."""
     return _active
+
+
+def applier() -> Applier | None:
+    """The patches of this process and what became of them, or None before `register()` ran."""
+    return _applier

@@ -13,7 +13,8 @@ from rocm_patches import fp8
 from rocm_patches.reference.kv_cache import INDEX_DIM, Rows, read_table
 from rocm_patches.reference.rope import rotate
 
-# A slice of queries materialises [slice, entries, 128] fp32 keys; this bounds it to 128 MiB.
+# Bounds what one slice of queries materialises ([slice, entries, 128] keys, [slice, heads, entries] products)
+# to 128 MiB of fp32.
 _SLICE_ELEMENTS = 1 << 25
 
 
@@ -67,6 +68,31 @@ def paged_logits(
         score = (weights[a : a + step].unsqueeze(1) @ dots.relu()).squeeze(1)
         out[a : a + step, :used] = score.masked_fill(~live[a : a + step], float("-inf"))
     return out
+
+
+def prefill_logits(
+    q: Tensor, kv: tuple[Tensor, Tensor], weights: Tensor, starts: Tensor, ends: Tensor
+) -> Tensor:
+    """score[m, n] = sum_h weights[m, h] * relu(q[m, h] . k_n) * scale_n for starts[m] <= n < ends[m].
+
+    q e4m3 [M, n_heads, 128] and kv = (keys e4m3 [N, 128], scales fp32 with N elements), in the dialect of
+    their dtypes; weights fp32 [M, n_heads]; starts, ends int [M]. Returns fp32 [M, N], -inf outside.
+    Memory beyond inputs and result: 2 x 128 MiB, however many queries, heads and keys.
+    """
+    keys, scales = kv[0].float(), kv[1].float().reshape(-1)
+    out = keys.new_empty((q.shape[0], keys.shape[0]))
+    key_step = max(1, min(keys.shape[0], _SLICE_ELEMENTS // q.shape[1]))
+    row_step = max(1, _SLICE_ELEMENTS // (q.shape[1] * key_step))
+    for a in range(0, q.shape[0], row_step):
+        rows = slice(a, a + row_step)
+        queries, row_weights = q[rows].float(), weights[rows].float().unsqueeze(1)
+        for b in range(0, keys.shape[0], key_step):
+            columns = slice(b, b + key_step)
+            dots = (queries @ keys[columns].T).relu_()  # [m, n_heads, n]
+            out[rows, columns] = (row_weights @ dots).squeeze(1) * scales[columns]
+    entry = torch.arange(keys.shape[0], device=q.device)
+    outside = (entry < starts.unsqueeze(1)) | (entry >= ends.unsqueeze(1))
+    return out.masked_fill_(outside, float("-inf"))
 
 
 def topk(scores: Tensor, lengths: Tensor, k: int) -> Tensor:
