@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,8 +86,13 @@ def register() -> None:
     applier.arm()
     _active, _applier = text, applier
     process = multiprocessing.current_process().name
+    line = f"rocm_patches active in process {os.getpid()}, {process} ({_active})"
     logger = init_logger("vllm.rocm_patches")
-    logger.info("rocm_patches active in process %d, %s (%s)", os.getpid(), process, _active)
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(line)
+    else:
+        # vLLM's API server loads plugins while it builds its argument parser, before its logging is set up.
+        print(line, file=sys.stderr, flush=True)
 
 
 def active() -> str | None:
