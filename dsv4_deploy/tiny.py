@@ -267,11 +267,13 @@ def _tensors(seed: int) -> dict[str, Tensor]:
     out["hc_head_fn"] = projection(hc, hc * hidden)
     out["hc_head_base"], out["hc_head_scale"] = normal(hc, std=0.5), torch.ones(1)
     put_norm("norm.weight", hidden)
-    # Each ordinary token has one favoured successor among the ordinary tokens, never a special one.
-    first = len(SPECIAL_TOKENS)
-    successor = torch.randperm(vocab - first, generator=generator) + first
-    favoured = torch.zeros(vocab, hidden)
-    favoured[successor] = embed[first:]
+    # Every token favours one successor among the merged tokens, which are pieces of words: the answer is
+    # nonsense that can be read. Single bytes and special tokens are nobody's favourite.
+    merged = torch.arange(len(SPECIAL_TOKENS) + 256, vocab)
+    successor = merged[torch.randint(len(merged), (vocab,), generator=generator)]
+    cycle = merged[torch.randperm(len(merged), generator=generator)]
+    successor[cycle] = cycle.roll(-1)  # one cycle through all of them, or the answer would soon repeat itself
+    favoured = torch.zeros(vocab, hidden).index_add_(0, successor, embed)
     put_bf16("head.weight", projection(vocab, hidden) + HEAD_SHARPNESS * favoured * hidden**-0.5)
     return out
 
@@ -307,9 +309,7 @@ def write_tiny(directory: Path, *, seed: int = 0, force: bool = False) -> None:
     """
     directory = directory.expanduser().absolute()
     if directory.exists() and not directory.is_dir():
-        raise DeployError(
-            f"{directory} is a file", "a checkpoint is a directory", "name another path", exit_code=2
-        )
+        raise refused(f"{directory} is a file", why="A checkpoint is a directory.", fix="Name another path.")
     if directory.is_dir() and any(directory.iterdir()):
         if not force:
             raise refused(

@@ -193,17 +193,22 @@ def ocp_to_fnuz(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Re-read an OCP block-scaled weight as FNUZ without changing any value.
 
     The same byte means half the OCP value in FNUZ, so the scale doubles; byte 0x80 (-0 in OCP, NaN in
-    FNUZ) becomes 0x00. `weight` is e4m3fn [N, K]; `scale` is fp32 or e8m0 and keeps its type. Exact for
-    every finite code and every scale below the largest.
+    FNUZ) becomes 0x00. `weight` is e4m3fn [N, K]; `scale` is fp32 or e8m0 and keeps its type.
 
-    Raises ValueError for an e4m3fn NaN (0x7F, 0xFF): it has no FNUZ twin under that rule (0x7F would
-    become 240).
+    Raises ValueError for an e4m3fn NaN (0x7F, 0xFF), which has no FNUZ twin under that rule (0x7F would
+    become 240), and for a scale that is NaN or too large to double.
     """
     codes = weight.view(torch.uint8)
     if bool(((codes & 0x7F) == 0x7F).any()):
         raise ValueError("OCP e4m3 weight holds NaN codes (0x7F or 0xFF); the checkpoint is damaged")
     codes = codes.masked_fill(codes == 0x80, 0)
     if scale.dtype == torch.float32:
-        return codes.view(FNUZ.dtype), scale * 2
-    doubled = (scale.view(torch.uint8).int() + 1).clamp(max=E8M0_NAN - 1).to(torch.uint8)
-    return codes.view(FNUZ.dtype), doubled.view(scale.dtype)
+        doubled = scale * 2
+        fits = doubled.isfinite()
+    else:
+        exponent = scale.view(torch.uint8)
+        fits = exponent < E8M0_NAN - 1
+        doubled = (exponent + 1).view(scale.dtype)
+    if not bool(fits.all()):
+        raise ValueError("a block scale is NaN or too large to double; the checkpoint is damaged")
+    return codes.view(FNUZ.dtype), doubled

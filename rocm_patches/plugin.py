@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import logging
-import multiprocessing
+import multiprocessing.util
 import os
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ def _vllm_release() -> str:
 
 
 def _platform() -> str:
-    """ "cpu", an AMD architecture such as "gfx942", or "other".
+    """`cpu`, an AMD architecture such as `gfx942`, or `other`.
 
     Reads what vLLM has found out already; asks no device, since some of its processes must not touch one.
     """
@@ -63,9 +63,7 @@ def register() -> None:
     global _active, _applier
     if _active is not None:
         return
-    from vllm.logger import init_logger
-
-    from rocm_patches import registry
+    from rocm_patches import registry, report
     from rocm_patches.patches import PATCHES
 
     platform, release = _platform(), _vllm_release()
@@ -76,7 +74,7 @@ def register() -> None:
             "(VLLM_PLUGINS='')."
         )
     selection = registry.select(PATCHES, registry.Sources(_vllm_root()), platform, release, os.environ)
-    applier = registry.Applier(selection)
+    applier = registry.Applier(selection, changed=report.write)
     text = registry.summary(selection)
     if platform == "cpu":
         from rocm_patches.cpu import gates, operators
@@ -85,6 +83,16 @@ def register() -> None:
         text = f"cpu: {len(operators.OPERATORS)} DeepSeek-V4 operators from rocm_patches.reference; {text}"
     applier.arm()
     _active, _applier = text, applier
+    _announce(applier)
+    # A forked process has everything already and is not asked to register again.
+    multiprocessing.util.register_after_fork(applier, report.write)
+    multiprocessing.util.register_after_fork(applier, _announce)
+
+
+def _announce(_: Applier) -> None:
+    """The line in the log that says that this process is patched, and with what."""
+    from vllm.logger import init_logger
+
     process = multiprocessing.current_process().name
     line = f"rocm_patches active in process {os.getpid()}, {process} ({_active})"
     logger = init_logger("vllm.rocm_patches")

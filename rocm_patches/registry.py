@@ -403,7 +403,7 @@ class Applier(importlib.abc.MetaPathFinder):
     "active". `changed` is called after every change of it.
     """
 
-    def __init__(self, selection: Selection, changed: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, selection: Selection, changed: Callable[[Applier], object] = lambda _: None) -> None:
         self.selection = selection
         self.changed = changed
         self._work: dict[str, list[tuple[Patch, Target]]] = {}
@@ -429,6 +429,7 @@ class Applier(importlib.abc.MetaPathFinder):
             self._arrived(sys.modules[module])
         if self._work and self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+        self.changed(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -461,7 +462,8 @@ class Applier(importlib.abc.MetaPathFinder):
             if (patch.id, target.key) not in self._done:
                 _substitute(patch, target, module)
                 self._done.add((patch.id, target.key))
-        self.changed()
+        if self in sys.meta_path:  # else `arm` is at work and will say so itself
+            self.changed(self)
 
 
 def _substitute(patch: Patch, target: Target, module: ModuleType) -> None:

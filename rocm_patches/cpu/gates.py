@@ -79,7 +79,9 @@ def open_in_worker() -> None:
     from vllm.triton_utils import HAS_TRITON, dispatcher
     from vllm.v1.attention.backends.mla import indexer
 
-    _wrap(CPUFp8BlockScaledMMKernel, "is_supported", lambda _: lambda cls, compute_capability=None: (True, None))
+    _wrap(
+        CPUFp8BlockScaledMMKernel, "is_supported", lambda _: lambda cls, compute_capability=None: (True, None)
+    )
     _wrap(CPUExpertsMxfp4, "_supports_current_device", lambda _: lambda: True)
 
     if not HAS_TRITON:
@@ -110,5 +112,5 @@ def open_in_worker() -> None:
     # `build` is inherited; wrapping the owner would touch other models, so give the CPU builder its own.
     if "build" not in vars(DeepseekV4CPUIndexerMetadataBuilder):
         inherited = indexer.DeepseekV32IndexerMetadataBuilder.build
-        DeepseekV4CPUIndexerMetadataBuilder.build = inherited  # type: ignore[method-assign]
+        DeepseekV4CPUIndexerMetadataBuilder.build = inherited
     _wrap(DeepseekV4CPUIndexerMetadataBuilder, "build", without_empty_prefill)

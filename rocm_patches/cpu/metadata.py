@@ -149,13 +149,15 @@ def prepare_uniform_decode(
     max_decode_len: int,
     BLOCK_SIZE: int,
 ) -> None:
-    rows = expanded_block_table_ptr.shape[0]
+    # The launch grid says how many rows there are, and a body does not see it: the outputs are buffers for
+    # the largest batch, the lengths are those of this one.
+    rows = seq_lens_ptr.shape[0] * max_decode_len
     row = torch.arange(rows, device=seq_lens_ptr.device)
     request = torch.div(row, max_decode_len, rounding_mode="floor")
     length = seq_lens_ptr[request] - max_decode_len + row % max_decode_len + 1
     decode_seq_lens_ptr.view(-1)[:rows] = length.clamp(min=0)
     width = min(expanded_block_table_ptr.shape[1], block_table_ptr.shape[1])
-    expanded_block_table_ptr[:, :width] = block_table_ptr[request, :width]
+    expanded_block_table_ptr[:rows, :width] = block_table_ptr[request, :width]
     decode_lens_ptr[:rows] = 1
 
 

@@ -96,7 +96,8 @@ def bmm_cpu(out: Tensor, x: Tensor, weight: Tensor, is_vnni: bool, scale: Tensor
 def _check_routing(scoring_func: str, fused_shared_experts: int) -> None:
     if scoring_func != "sqrtsoftplus" or fused_shared_experts:
         raise NotImplementedError(
-            f"routing by {scoring_func!r} with {fused_shared_experts} fused shared experts is not DeepSeek-V4's"
+            f"routing by {scoring_func!r} with {fused_shared_experts} fused shared experts "
+            "is not DeepSeek-V4's"
         )
 
 
@@ -235,30 +236,13 @@ def save_partial_states_cpu(
     compressor.save_state(kv, score, ape, positions, state, slots)
 
 
-def _store_entries(
-    state: Tensor,
-    window_slots: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    table: Tensor,
-    cache: Tensor,
-    page_rows: int,
-    ratio: int,
-    rows: Rows,
-) -> None:
-    compressor.compress(
-        state, window_slots, positions, slots, norm_weight, eps, table, cache, page_rows, ratio, rows
-    )
-
-
+# The arguments of the next two are those of `_COMPRESS` below, in the reference's own order.
 def compress_norm_rope_store_cpu(*args: Any) -> None:
-    _store_entries(*args, rows=_state.rows)
+    compressor.compress(*[*args, _state.rows])
 
 
 def compress_norm_rope_store_indexer_cpu(*args: Any) -> None:
-    _store_entries(*args, rows=_state.keys)
+    compressor.compress(*[*args, _state.keys])
 
 
 def fused_indexer_q_rope_quant_cpu(

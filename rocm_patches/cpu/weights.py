@@ -21,11 +21,12 @@ class DecodedWeights:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
     def get(self, weight: Tensor, scale: Tensor, decode: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """decode(weight, scale), from the store when both are where they were."""
-        key = (weight.data_ptr(), scale.data_ptr())
+        # Shapes too: a slice from the start of a weight has the weight's address.
+        key = (weight.data_ptr(), weight.shape, scale.data_ptr(), scale.shape)
         if key in self._kept:
             return self._kept[key][2]
         decoded = decode(weight, scale)
@@ -37,6 +38,11 @@ class DecodedWeights:
 
 
 def from_environment() -> DecodedWeights:
-    """Budget from DSV4_CPU_WEIGHT_CACHE_MIB (MiB per process; default 1024, 0 turns it off)."""
-    mib = int(os.environ.get("DSV4_CPU_WEIGHT_CACHE_MIB", DEFAULT_BUDGET_MIB))
-    return DecodedWeights(mib << 20)
+    """Budget from DSV4_CPU_WEIGHT_CACHE_MIB (MiB per process; default 1024, 0 turns it off).
+
+    Raises ValueError for anything but a whole number.
+    """
+    text = os.environ.get("DSV4_CPU_WEIGHT_CACHE_MIB", str(DEFAULT_BUDGET_MIB))
+    if not text.isdecimal():
+        raise ValueError(f"DSV4_CPU_WEIGHT_CACHE_MIB={text!r} is not a number of MiB; 0 turns the cache off")
+    return DecodedWeights(int(text) << 20)

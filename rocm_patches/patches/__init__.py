@@ -7,7 +7,23 @@ A new patch: write it, add its file to PATCHES, run `make fingerprints` and `mak
 
 from __future__ import annotations
 
-from rocm_patches.patches import rocm_aiter_mla_sparse
+from rocm_patches.patches import (
+    deepseek_v2,
+    fp8_utils,
+    fused_compress_quant_cache,
+    mhc,
+    prometheus,
+    rocm_aiter_mla_sparse,
+    sparse_attn_indexer,
+)
 from rocm_patches.registry import Patch
 
-PATCHES: tuple[Patch, ...] = (*rocm_aiter_mla_sparse.PATCHES,)
+PATCHES: tuple[Patch, ...] = (
+    *prometheus.PATCHES,
+    *fp8_utils.PATCHES,
+    *fused_compress_quant_cache.PATCHES,
+    *rocm_aiter_mla_sparse.PATCHES,
+    *sparse_attn_indexer.PATCHES,
+    *mhc.PATCHES,
+    *deepseek_v2.PATCHES,
+)

@@ -31,7 +31,8 @@ class Rows(Protocol):
     slots are int64 [N] = page * page_rows + offset. Callers pass only slots >= 0.
     """
 
-    width: int
+    @property
+    def width(self) -> int: ...
 
     def write(self, cache: Tensor, slots: Tensor, rows: Tensor, page_rows: int) -> None: ...
 

@@ -33,7 +33,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [0, *torch.randint(11, 896, (length - 1,), generator=generator).tolist()]
 
 
-def job(*prompts: list[int], max_tokens: int = 1, prompt_logprobs: bool = True, fault: str | None = None) -> Job:
+def job(
+    *prompts: list[int], max_tokens: int = 1, prompt_logprobs: bool = True, fault: str | None = None
+) -> Job:
     return {
         "prompts": list(prompts),
         "max_tokens": max_tokens,
@@ -120,9 +122,7 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def compare(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> list[float]:
     """Correlation of the prompt log-probabilities, prompt by prompt."""
-    return [
-        correlation(g["prompt_logprobs"], w["prompt_logprobs"]) for g, w in zip(got, want, strict=True)
-    ]
+    return [correlation(g["prompt_logprobs"], w["prompt_logprobs"]) for g, w in zip(got, want, strict=True)]
 
 
 def test_fp8_cache_agrees_with_transformers(served: Any, reference: Any) -> None:

@@ -1,0 +1,296 @@
+"""The `dsv4-deploy` program: commands parse, call and print.
+
+Everything else is imported when a command runs, so that `--help` answers at once. Results go to stdout, progress and notes to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage or refused by
+a rule, 128 + N after signal N.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from dsv4_deploy import __version__
+from dsv4_deploy.errors import DeployError, render
+from dsv4_deploy.spec import DEFAULT_HOST, DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from dsv4_deploy.plan.plan import Plan
+    from dsv4_deploy.serve.state import Store
+    from dsv4_deploy.serve.up import Result
+
+PORT = click.IntRange(1, 65535)
+_port = click.option("--port", type=PORT, default=DEFAULT_PORT, show_default=True, help="The server's port.")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code."""
+    from dsv4_deploy.serve.interrupts import Interrupted
+
+    try:
+        code = cli.main(args=arguments, prog_name="dsv4-deploy", standalone_mode=False)
+        sys.stdout.flush()
+    except DeployError as error:
+        click.echo(render(error), err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except Interrupted as interrupted:
+        click.echo(f"Interrupted ({interrupted}).", err=True)
+        code = interrupted.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except BrokenPipeError:
+        # The reader (`| head`) has gone, which is its right; nothing may be written to it at exit either.
+        # The code is the one that click gives when it notices first.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="dsv4-deploy")
+def cli() -> None:
+    """Serve DeepSeek-V4 with vLLM on AMD MI300X-class GPUs, or a tiny one on a CPU."""
+
+
+@cli.command()
+@click.option("--model", metavar="NAME|DIR", help="A model of the catalog, or a checkpoint directory.")
+@click.option("--tp", type=click.IntRange(min=1), metavar="N", help="Tensor-parallel size (ranks).")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "rocm", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="auto: the AMD GPUs of this host, else the CPU with the tiny model.",
+)
+@click.option("--host", default=DEFAULT_HOST, show_default=True, help="The address to listen on.")
+@_port
+@click.option("--max-model-len", type=click.IntRange(min=1), metavar="N", help="Longest request, in tokens.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any other vLLM flag, e.g. --set max-num-seqs=16, --set enforce-eager=true, "
+    "--set no-enable-prefix-caching. Wins over the plan.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    metavar="S",
+    help="Seconds to wait for readiness and for an answer.",
+)
+@click.option(
+    "--detach/--foreground",
+    default=True,
+    show_default=True,
+    help="Leave the server running and return, or follow its log until Ctrl-C, which stops it.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print environment and command line with reasons; start nothing."
+)
+def up(
+    model: str | None,
+    tp: int | None,
+    device: Any,
+    host: str,
+    port: int,
+    max_model_len: int | None,
+    settings: tuple[str, ...],
+    timeout: float | None,
+    detach: bool,
+    dry_run: bool,
+) -> None:
+    """Start the server, wait until it answers, print the answer.
+
+    Running it again with the same options changes nothing and asks again; with others it replaces the server
+    on that port. The environment is passed on to vLLM, and a variable that you have set wins over the plan's.
+    DSV4_VLLM_COMMAND names another launcher than this environment's `vllm` (a JSON list, or words as in a
+    shell). State and logs are kept in $DSV4_STATE_DIR or ~/.local/state/dsv4-deploy, the tiny model in
+    $DSV4_CACHE_DIR or ~/.cache/dsv4-deploy.
+    """
+    from dsv4_deploy.plan import overrides
+    from dsv4_deploy.serve import up as serve
+    from dsv4_deploy.serve.interrupts import Interrupts
+    from dsv4_deploy.serve.logfile import Tail
+    from dsv4_deploy.serve.report import report
+    from dsv4_deploy.spec import ServingSpec
+
+    spec = ServingSpec(
+        model=model,
+        tp=tp,
+        device=device,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        overrides=overrides.parse(settings),
+    )
+    if dry_run:
+        _print_plan(serve.plan_for(spec, dry_run=True, report=report()))
+        return
+    with Interrupts() as interrupts:
+        talk = report()
+        plan = serve.plan_for(spec, dry_run=False, report=talk)
+        talk.note(plan.note)
+        for setting in plan.from_environment:
+            talk.note(f"{setting.name}={setting.value} {setting.reason}.")
+        store = _store()
+        result = serve.up(spec, plan, store, talk, interrupts, timeout)
+        _print_result(result, detached=detach)
+        if not detach:
+            serve.follow(result.record, store, interrupts, Tail(store.log(port), from_end=True))
+
+
+@cli.command()
+@_port
+@click.option("--all", "every", is_flag=True, help="Stop every server that this user has started.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds the server gets to finish running requests and end; then it is killed.",
+)
+def down(port: int, every: bool, timeout: float | None) -> None:
+    """Stop a server. Where nothing runs it says so and succeeds, so it can be repeated."""
+    from dsv4_deploy.serve import manage
+    from dsv4_deploy.serve.interrupts import Interrupts
+    from dsv4_deploy.serve.report import report
+
+    store = _store()
+    talk = report()
+    with Interrupts() as interrupts:
+        ports = store.ports() if every else [port]
+        for one in ports:
+            manage.down(one, store, talk, interrupts, timeout)
+    if not ports:
+        talk.note("Nothing is running.")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="A JSON list, for programs.")
+def status(as_json: bool) -> None:
+    """List the servers that this user has started. Exit code 1 when one of them has died."""
+    import dataclasses
+    import json
+
+    from dsv4_deploy.serve import manage
+
+    rows = manage.status(_store())
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+    elif rows:
+        for line in _table(rows):
+            click.echo(line)
+    else:
+        click.echo("Nothing is running.")
+    if any(row.state in ("dead", "stale") for row in rows):
+        sys.exit(1)
+
+
+@cli.command()
+@_port
+@click.option("-f", "--follow", is_flag=True, help="Go on until the server ends or Ctrl-C.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="How many of the last lines.",
+)
+def logs(port: int, follow: bool, lines: int) -> None:
+    """Print the log of the server, also after it has ended."""
+    from dsv4_deploy.serve import manage
+
+    for line in manage.logs(port, _store(), lines, follow):
+        click.echo(line)
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=pathlib.Path))
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random weights."
+)
+@click.option("--force", is_flag=True, help="Replace a checkpoint that is already there.")
+def tiny(directory: pathlib.Path, seed: int, force: bool) -> None:
+    """Write a tiny DeepSeek-V4 with random weights, in the published file format, to DIRECTORY."""
+    from dsv4_deploy.tiny import write_tiny
+
+    write_tiny(directory, seed=seed, force=force)
+    click.echo(f"Wrote {directory}")
+
+
+def _store() -> Store:
+    from dsv4_deploy.serve import state
+
+    return state.Store(state.root(os.environ), lambda text: click.echo(f"warning: {text}", err=True))
+
+
+def _print_plan(plan: Plan) -> None:
+    import shlex
+
+    from dsv4_deploy.serve import command
+
+    click.echo(f"# {plan.note}")
+    click.echo("# Environment, added to yours:")
+    for setting in plan.env:
+        click.echo(f"{setting.name}={shlex.quote(str(setting.value))}  # {setting.reason}")
+    click.echo("# Command line:")
+    for flag in plan.flags:
+        click.echo(f"#   --{flag.name}{'' if flag.value is True else f' {flag.value}'}: {flag.reason}")
+    click.echo(shlex.join([*command.shown_launcher(os.environ), *plan.argv]))
+
+
+def _print_result(result: Result, *, detached: bool) -> None:
+    import json
+
+    from dsv4_deploy.validate import completion
+
+    click.echo(json.dumps(result.answer.body, indent=2, ensure_ascii=False))
+    click.echo()
+    ready = "was already running" if result.ready_s is None else f"{result.ready_s:.1f} s"
+    speed = result.answer.tokens_per_s
+    click.echo(f"time to ready:       {ready}")
+    click.echo(f"time to first token: {result.answer.first_token_s:.2f} s")
+    click.echo(f"tokens per second:   {'-' if speed is None else f'{speed:.1f}'}")
+    click.echo()
+    click.echo("Ask again:")
+    click.echo(f"  {completion.curl_line(result.record.url, with_key='VLLM_API_KEY' in os.environ)}")
+    click.echo()
+    port = "" if result.record.port == DEFAULT_PORT else f" --port {result.record.port}"
+    if detached:
+        click.echo(f"Log:  dsv4-deploy logs -f{port}")
+        click.echo(f"Stop: dsv4-deploy down{port}")
+    else:
+        click.echo("Stop: Ctrl-C")
+
+
+def _table(rows: Sequence[Any]) -> list[str]:
+    header = ("PORT", "MODEL", "TP", "DEVICE", "PID", "STATE", "UPTIME", "URL")
+    cells = [
+        (
+            str(row.port), row.model, str(row.tp), row.device, str(row.pid or "-"), row.state,
+            "-" if row.uptime_s is None else _duration(row.uptime_s), row.url,
+        )
+        for row in rows
+    ]  # fmt: skip
+    widths = [max(len(line[column]) for line in [header, *cells]) for column in range(len(header))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [header, *cells]
+    ]
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

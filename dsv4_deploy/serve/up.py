@@ -1,0 +1,445 @@
+"""`up`: from a ServingSpec to a running server that has answered the original request.
+
+In: what is asked for. Out: the Answer, printed by the CLI. Like `docker compose up` it converges: what
+already runs as asked is left alone, what runs otherwise is replaced, what has died is cleaned up and started
+again. Until the first answer the server is ours to end: any failure or signal leaves nothing running and
+nothing recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+
+from dsv4_deploy import catalog
+from dsv4_deploy.errors import DeployError, refused
+from dsv4_deploy.facts import checkpoint, host
+from dsv4_deploy.plan.plan import TINY, Facts, Plan, choose_device, default_model, make_plan
+from dsv4_deploy.serve import child, command, probe, procs, state, tiny_cache
+from dsv4_deploy.serve.interrupts import Interrupts
+from dsv4_deploy.serve.logfile import Tail, first_error
+from dsv4_deploy.serve.progress import Event, Progress, Stage
+from dsv4_deploy.serve.report import Report
+from dsv4_deploy.spec import ServingSpec
+from dsv4_deploy.validate import completion
+
+POLL_S = 0.2
+# Requests that run when a server is replaced get this long to finish before vLLM's own shutdown begins.
+DRAIN_S = 60.0
+# What the leader gets beyond its own --shutdown-timeout before it is killed.
+STOP_MARGIN_S = 20.0
+# While it still imports and loads there is nothing to save: it ends at once or is stuck.
+STOP_LOADING_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A server that has answered. `ready_s` is None when it was already running before."""
+
+    record: state.Record
+    answer: completion.Answer
+    ready_s: float | None
+
+
+def plan_for(spec: ServingSpec, *, dry_run: bool, report: Report) -> Plan:
+    """Gather the facts and plan. A dry run reads only: it needs neither GPUs, nor vLLM, nor the tiny
+    checkpoint.
+
+    Raises DeployError.
+    """
+    gpus = host.amd_gpus()
+    device, _ = choose_device(spec, gpus)
+    name = spec.model or default_model(device)
+    tiny = tiny_cache.directory(os.environ)
+    local = None
+    if name not in catalog.models() and (pathlib.Path(name).is_dir() or os.sep in name):
+        local = checkpoint.read(pathlib.Path(name).expanduser().absolute())
+    unknown_gpus = dry_run and device == "rocm" and not gpus
+    facts = Facts(
+        gpus=None if unknown_gpus else gpus,
+        # A plan for another machine is made for the version that the image of this bundle has.
+        vllm_version=None if unknown_gpus else command.installed_version(),
+        checkpoint=local,
+        tiny_directory=tiny,
+        environ=os.environ,
+    )
+    plan = make_plan(spec, facts)
+    if not dry_run:
+        command.check(plan.device, os.environ)
+        if name == TINY:
+            tiny_cache.ensure(tiny, report.note)
+    return plan
+
+
+def up(
+    spec: ServingSpec,
+    plan: Plan,
+    store: state.Store,
+    report: Report,
+    interrupts: Interrupts,
+    timeout_s: float | None = None,
+) -> Result:
+    """Make the plan true and ask the server. `timeout_s` bounds the wait for readiness and for each answer.
+
+    Raises DeployError when it cannot be done, Interrupted when a signal came.
+    """
+    launcher = command.launcher(os.environ)
+    patience = timeout_s or float(plan.ready_timeout_s)
+
+    def on_wait(holder: str) -> None:
+        report.note(f"Another dsv4-deploy ({holder}) works on port {plan.port}; waiting for it.")
+
+    with store.lock(plan.port, patience, on_wait) as locked:
+        if not locked:
+            raise DeployError(
+                f"another dsv4-deploy still works on port {plan.port} after {patience:.0f} s",
+                why="Only one at a time may change what runs on a port.",
+                fix="Wait for it or end it, then try again.",
+            )
+        record = store.load(plan.port)
+        if record is not None and record.is_running():
+            if record.digest == plan.digest(launcher):
+                return _attach(record, store, report, interrupts, patience)
+            _announce_replacement(record, [*launcher, *plan.argv], report)
+            _drain(record, report, interrupts)
+            end(record, store, stop_timeout(record), interrupts)
+        elif record is not None:
+            _clean_up_dead(record, store, report, interrupts)
+        _check_port(plan)
+        return _start(spec, plan, launcher, store, report, interrupts, patience)
+
+
+def stop_timeout(record: state.Record) -> float:
+    """How long a server may take to end after SIGTERM, in seconds."""
+    return record.shutdown_timeout_s + STOP_MARGIN_S if record.ready else STOP_LOADING_S
+
+
+def end(record: state.Record, store: state.Store, timeout_s: float, interrupts: Interrupts) -> list[int]:
+    """Stop a server with everything it started and forget it; return the pids that had to be killed.
+
+    A signal that comes meanwhile is raised when that is done. Raises DeployError when something survives.
+    """
+    with interrupts.held():
+        # Tells an `up` that waits for this server, or follows it, that it is meant to end.
+        with contextlib.suppress(DeployError):
+            store.request_stop(record)
+        killed = child.stop(record.instance, record.leader, timeout_s, interrupts.hurry)
+        store.clear(record)
+        return killed
+
+
+def follow(record: state.Record, store: state.Store, interrupts: Interrupts, tail: Tail) -> None:
+    """Copy the server's log to stdout until it ends. A signal stops the server and is passed on as
+    Interrupted.
+
+    Raises DeployError when the server dies by itself.
+    """
+    try:
+        while record.is_running():
+            _copy(tail)
+            time.sleep(POLL_S)
+        _copy(tail)
+    except BaseException:
+        end(record, store, stop_timeout(record), interrupts)
+        raise
+    if store.stop_requested(record):
+        return
+    end(record, store, 0, interrupts)
+    raise _died(record, None)
+
+
+def _copy(tail: Tail) -> None:
+    for line in tail.lines():
+        print(line, flush=True)
+
+
+def _attach(
+    record: state.Record, store: state.Store, report: Report, interrupts: Interrupts, patience: float
+) -> Result:
+    """Ask a server that already runs as wanted. It is not ours to end here, whatever happens."""
+    report.note(f"Already running on port {record.port} (pid {record.pid}), exactly as asked; not restarted.")
+    progress = Progress()
+    progress.reached = Stage.LISTENING
+    tail = Tail(store.log(record.port), from_end=True)
+    try:
+        with report.live("waiting for the server"):
+            _wait_ready(record, store, None, progress, tail, report, time.monotonic() + patience)
+        record = _mark_ready(record, store)
+        return Result(record, _ask(record, progress, report, patience), None)
+    except DeployError:
+        if not record.is_running():
+            end(record, store, 0, interrupts)
+        raise
+
+
+def _mark_ready(record: state.Record, store: state.Store) -> state.Record:
+    record = dataclasses.replace(record, ready=True)
+    store.save(record)
+    return record
+
+
+def _start(
+    spec: ServingSpec,
+    plan: Plan,
+    launcher: list[str],
+    store: state.Store,
+    report: Report,
+    interrupts: Interrupts,
+    patience: float,
+) -> Result:
+    log = store.rotate_log(plan.port)
+    record = state.new_record(
+        instance=str(uuid.uuid4()),
+        spec=spec.to_dict(),
+        device=plan.device,
+        served_name=plan.served_name,
+        tp=plan.tp,
+        port=plan.port,
+        url=_url(plan.host, plan.port),
+        argv=(*launcher, *plan.argv),
+        env=plan.environment,
+        digest=plan.digest(launcher),
+        log=str(log),
+        shutdown_timeout_s=plan.shutdown_timeout_s,
+    )
+    progress = Progress()
+    with _ours_until_answered(record, store, report, interrupts) as started:
+        # Recorded before it exists: should this program be killed in between, the next one finds the server
+        # by its marker.
+        store.save(record)
+        report.restart_clock()
+        begun = time.monotonic()
+        with interrupts.held():
+            process = child.start(record.argv, record.env, record.instance, log)
+            record = started.become(_with_pid(record, process.pid))
+            store.save(record)
+        _show(report, progress.reach(Stage.STARTED, f"pid {process.pid}, log {log}"))
+        with report.live("vLLM is starting"):
+            _wait_ready(record, store, process, progress, Tail(log), report, begun + patience)
+        ready_s = time.monotonic() - begun
+        record = started.become(_mark_ready(record, store))
+        _show(report, progress.reach(Stage.READY))
+        answer = _ask(record, progress, report, patience)
+        started.keep()
+    return Result(record, answer, ready_s)
+
+
+class _Started:
+    """The server that a failure must take down with it, until `keep` says that it may stay."""
+
+    def __init__(self, record: state.Record) -> None:
+        self.record = record
+        self.kept = False
+
+    def become(self, record: state.Record) -> state.Record:
+        self.record = record
+        return record
+
+    def keep(self) -> None:
+        self.kept = True
+
+
+@contextlib.contextmanager
+def _ours_until_answered(
+    record: state.Record, store: state.Store, report: Report, interrupts: Interrupts
+) -> Iterator[_Started]:
+    started = _Started(record)
+    try:
+        yield started
+    except BaseException:
+        if not started.kept:
+            end(started.record, store, STOP_LOADING_S, interrupts)
+            report.note("The server that was starting has been stopped; nothing of it is left.")
+        raise
+
+
+def _with_pid(record: state.Record, pid: int) -> state.Record:
+    # Ours to reap, so even if it has ended by now its pid cannot belong to anybody else; then it has no
+    # start time.
+    identity = procs.identify(pid)
+    return dataclasses.replace(record, pid=pid, start_ticks=identity.start_ticks if identity else 0)
+
+
+def _wait_ready(
+    record: state.Record,
+    store: state.Store,
+    process: subprocess.Popen[bytes] | None,
+    progress: Progress,
+    tail: Tail,
+    report: Report,
+    deadline: float,
+) -> None:
+    """Until /health says 200 and /v1/models lists our name. `process` is given when this program started
+    it."""
+    next_probe = 0.0
+    while True:
+        for line in tail.lines():
+            event = progress.feed(line)
+            _show(report, event)
+            if event is not None and event.stage is Stage.LISTENING:
+                next_probe = 0.0
+        report.activity(progress.activity)
+        code = process.poll() if process else None
+        if code is not None or not record.is_running():
+            if store.stop_requested(record):
+                raise DeployError(
+                    "the server was stopped while it was loading",
+                    why="Somebody ran `dsv4-deploy down` meanwhile.",
+                    fix="Run `dsv4-deploy up` again when that is settled.",
+                )
+            raise _died(record, code)
+        now = time.monotonic()
+        if now >= next_probe:
+            if probe.is_healthy(record.url) and record.served_name in (probe.served_models(record.url) or ()):
+                return
+            # Before it listens a probe costs little and tells little; the log says when it is worth more.
+            next_probe = now + (0.2 if progress.reached == Stage.LISTENING else 1.0)
+        if now >= deadline:
+            raise DeployError(
+                f"the server was not ready in time; it came as far as: {_how_far(progress)}",
+                why=_why_not_ready(record),
+                fix=f"Look at {record.log}. Where the machine is merely slow, give it longer: --timeout "
+                "SECONDS.",
+            )
+        time.sleep(POLL_S)
+
+
+def _why_not_ready(record: state.Record) -> str:
+    if not probe.is_healthy(record.url):
+        return f"{record.url}/health does not answer 200 yet."
+    names = probe.served_models(record.url)
+    if names is None:
+        return f"{record.url}/v1/models does not answer with a list of models."
+    return f"{record.url}/v1/models lists {names}, not {record.served_name}."
+
+
+def _how_far(progress: Progress) -> str:
+    return progress.reached.name.lower().replace("_", " ") if progress.reached is not None else "nothing"
+
+
+def _ask(record: state.Record, progress: Progress, report: Report, patience: float) -> completion.Answer:
+    def on_first_token() -> None:
+        _show(report, progress.reach(Stage.FIRST_TOKEN))
+
+    with report.live("asking for a poem"):
+        try:
+            return completion.ask(record.url, patience, on_first_token)
+        except DeployError:
+            # A server that dies while it answers looks like a broken connection first; its own words are
+            # better.
+            time.sleep(1.0)
+            if not record.is_running():
+                raise _died(record, None) from None
+            raise
+
+
+def _died(record: state.Record, code: int | None) -> DeployError:
+    if code is None:
+        how = "it ended"
+    elif code < 0:
+        how = f"it was killed by {signal.Signals(-code).name}"
+    else:
+        how = f"it ended with exit code {code}"
+    if code == -signal.SIGKILL:
+        why = "Somebody or the kernel killed it; when memory ran out, `dmesg` says so."
+    else:
+        why = "The first error of its log is below; what follows it there is usually a consequence."
+    return DeployError(
+        f"vLLM died: {how}",
+        why=why,
+        fix=f"The whole log: {record.log}",
+        detail="\n".join(first_error(pathlib.Path(record.log))),
+    )
+
+
+def _announce_replacement(record: state.Record, argv: list[str], report: Report) -> None:
+    old, new = _flags(list(record.argv)), _flags(argv)
+    changes = [
+        f"{name} {old.get(name, '(unset)')} -> {new.get(name, '(unset)')}"
+        for name in [*old, *(name for name in new if name not in old)]
+        if old.get(name) != new.get(name)
+    ]
+    report.note(
+        f"Another deployment of ours runs on port {record.port} (pid {record.pid}); replacing it: "
+        f"{', '.join(changes) or 'its environment differs'}."
+    )
+
+
+def _flags(argv: list[str]) -> dict[str, str]:
+    """The command line as flag -> value, for comparing two of them; the words before the first flag are one
+    item."""
+    flags: dict[str, str] = {}
+    name = "command"
+    for word in argv:
+        if word.startswith("--"):
+            name, _, value = word.removeprefix("--").partition("=")
+            flags[name] = value or "on"
+        else:
+            flags[name] = word if flags.get(name, "on") == "on" else f"{flags[name]} {word}"
+    return flags
+
+
+def _drain(record: state.Record, report: Report, interrupts: Interrupts) -> None:
+    """Let running requests finish, for a while."""
+    deadline = time.monotonic() + DRAIN_S
+    told = False
+    while (busy := probe.requests_in_flight(record.url)) and time.monotonic() < deadline:
+        if interrupts.hurry():
+            return
+        if not told:
+            report.note(f"Waiting up to {DRAIN_S:.0f} s for {busy} running request(s) to finish.")
+            told = True
+        time.sleep(POLL_S)
+
+
+def _clean_up_dead(record: state.Record, store: state.Store, report: Report, interrupts: Interrupts) -> None:
+    left = procs.members(record.instance, record.leader)
+    words = f"; ending {len(left)} of its processes that were left behind" if left else ""
+    report.note(f"The server of an earlier run on port {record.port} (pid {record.pid}) has died{words}.")
+    end(record, store, STOP_LOADING_S, interrupts)
+
+
+def _check_port(plan: Plan) -> None:
+    """Make sure that the server will be able to listen. Raises DeployError that names who has the port."""
+    try:
+        found = socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise refused(
+            f"--host {plan.host} is not an address", why=str(error), fix="Use 127.0.0.1, 0.0.0.0 or a name."
+        ) from error
+    with socket.socket(found[0], socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(found[4])
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise DeployError(
+                    f"cannot listen on {plan.host} port {plan.port}: {error.strerror}",
+                    why="The address must belong to this machine, and ports below 1024 are for root.",
+                    fix="Use another --host or --port.",
+                ) from error
+            raise DeployError(
+                f"port {plan.port} is in use by {procs.listener_on(plan.port)}",
+                why="dsv4-deploy did not start it (or no longer knows that it did), so it is left alone.",
+                fix="Use another port: --port N.",
+            ) from error
+
+
+def _url(address: str, port: int) -> str:
+    """Where this machine reaches a server that listens on `address`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _show(report: Report, event: Event | None) -> None:
+    if event is not None:
+        report.stage(event)

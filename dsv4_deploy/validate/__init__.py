@@ -1,0 +1,1 @@
+"""Asks a running server real questions and checks the answers."""

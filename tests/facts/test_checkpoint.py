@@ -1,0 +1,120 @@
+"""Every way in which a checkpoint directory can be incomplete is named, with the file."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import struct
+
+import pytest
+
+from dsv4_deploy.errors import DeployError
+from dsv4_deploy.facts import checkpoint
+from tests import small_checkpoint
+from tests.small_checkpoint import SHARDS
+
+
+def problem(directory: pathlib.Path) -> str:
+    with pytest.raises(DeployError) as raised:
+        checkpoint.read(directory)
+    assert raised.value.exit_code == 2
+    assert raised.value.fix
+    return f"{raised.value.what} {raised.value.why}"
+
+
+def test_a_complete_one(tmp_path: pathlib.Path) -> None:
+    found = checkpoint.read(small_checkpoint.write(tmp_path))
+    assert [shard.name for shard in found.shards] == list(SHARDS)
+    assert found.weight_bytes == sum((tmp_path / name).stat().st_size for name in SHARDS)
+    assert found.dims.o_groups == small_checkpoint.CONFIG["o_groups"]
+
+
+def test_the_one_that_this_bundle_writes(tiny_checkpoint: pathlib.Path) -> None:
+    assert len(checkpoint.read(tiny_checkpoint).shards) == 2
+
+
+def test_a_single_file_without_index(tmp_path: pathlib.Path) -> None:
+    small_checkpoint.write(tmp_path)
+    (tmp_path / checkpoint.INDEX).unlink()
+    assert "neither model.safetensors.index.json nor model.safetensors" in problem(tmp_path)
+    (tmp_path / SHARDS[0]).rename(tmp_path / checkpoint.SINGLE)
+    assert [shard.name for shard in checkpoint.read(tmp_path).shards] == [checkpoint.SINGLE]
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", *SHARDS])
+def test_a_missing_file_is_named(tmp_path: pathlib.Path, name: str) -> None:
+    small_checkpoint.write(tmp_path)
+    (tmp_path / name).unlink()
+    assert f"{name} is missing" in problem(tmp_path)
+
+
+def test_all_problems_are_named_at_once(tmp_path: pathlib.Path) -> None:
+    small_checkpoint.write(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / SHARDS[1]).unlink()
+    text = problem(tmp_path)
+    assert "tokenizer.json is missing" in text
+    assert f"{SHARDS[1]} is missing" in text
+
+
+@pytest.mark.parametrize("keep", [0, 3, 8, 40])
+def test_a_shard_that_is_cut_off(tmp_path: pathlib.Path, keep: int) -> None:
+    small_checkpoint.write(tmp_path)
+    shard = tmp_path / SHARDS[1]
+    shard.write_bytes(shard.read_bytes()[:keep])
+    assert f"{SHARDS[1]} is cut off ({keep} bytes" in problem(tmp_path)
+
+
+def test_a_shard_without_its_last_byte_or_with_one_more(tmp_path: pathlib.Path) -> None:
+    small_checkpoint.write(tmp_path)
+    shard = tmp_path / SHARDS[0]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    text = problem(tmp_path)
+    assert f"{len(content) - 1} bytes on disk, {len(content)} by its header" in text
+    shard.write_bytes(content + b"x")
+    assert "has extra bytes" in problem(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"<html>not found</html>" * 10,
+        struct.pack("<Q", 4) + b"nope",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 13) + b'{"t": {"x":1}',
+    ],
+)
+def test_a_shard_that_is_something_else(tmp_path: pathlib.Path, content: bytes) -> None:
+    small_checkpoint.write(tmp_path)
+    (tmp_path / SHARDS[0]).write_bytes(content)
+    assert f"{SHARDS[0]} is not a safetensors file" in problem(tmp_path)
+
+
+def test_an_index_that_points_elsewhere(tmp_path: pathlib.Path) -> None:
+    small_checkpoint.write(tmp_path)
+    (tmp_path / checkpoint.INDEX).write_text(json.dumps({"weight_map": {"a": "../secret"}}))
+    assert "not a plain file name" in problem(tmp_path)
+    (tmp_path / checkpoint.INDEX).write_text("{}")
+    (tmp_path / checkpoint.SINGLE).unlink(missing_ok=True)
+    assert checkpoint.INDEX in problem(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\x00"])
+def test_a_config_that_is_no_json_object(tmp_path: pathlib.Path, text: str) -> None:
+    small_checkpoint.write(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    assert "config.json is not" in problem(tmp_path)
+
+
+def test_another_architecture(tmp_path: pathlib.Path) -> None:
+    assert "model_type 'llama'" in problem(small_checkpoint.write(tmp_path, model_type="llama"))
+
+
+@pytest.mark.parametrize("value", [None, 0, -8, "8", True, 8.0])
+def test_a_size_that_is_no_size(tmp_path: pathlib.Path, value: object) -> None:
+    assert "no usable o_groups" in problem(small_checkpoint.write(tmp_path, o_groups=value))
+
+
+def test_no_directory(tmp_path: pathlib.Path) -> None:
+    assert "is not a directory" in problem(tmp_path / "nowhere")
