@@ -30,8 +30,8 @@ def check_codes(weight: Any, scale: Any) -> None:
     if nan_codes or bad_scales:
         raise ValueError(
             f"an FP8 weight of shape {tuple(weight.shape)} holds {nan_codes} NaN codes (0x7F, 0xFF) and "
-            f"{bad_scales} scales that are NaN or too large to double. The checkpoint is damaged: compare its "
-            "files' hashes with the published ones and download it again."
+            f"{bad_scales} scales that are NaN or too large to double. The checkpoint is damaged: compare "
+            "its files' hashes with the published ones and download it again."
         )
 
 
@@ -52,10 +52,10 @@ PATCHES = (
     Patch(
         id="checkpoint-fp8-codes",
         title="A damaged FP8 checkpoint is refused, not silently changed",
-        symptom="a damaged file loads and answers wrongly: NaN weights have become 240 times their scale, NaN "
-        "scales 2^127",
-        cause="the conversion from OCP to FNUZ reinterprets the bytes and clamps the scale without looking for "
-        "codes that have no twin",
+        symptom="a damaged file loads and answers wrongly: NaN weights have become 240 times their scale, "
+        "NaN scales 2^127",
+        cause="the conversion from OCP to FNUZ reinterprets the bytes and clamps the scale without looking "
+        "for codes that have no twin",
         remedy="count them while loading and stop with the number found",
         upstream="https://github.com/vllm-project/vllm/pull/45681",
         upstream_state="merged; made the conversion work for e8m0 scales, without such a check",

@@ -11,13 +11,14 @@ MODULE = "vllm.models.deepseek_v4.common.ops.fused_compress_quant_cache"
 INDEXER_OPS = "vllm.v1.attention.ops.rocm_aiter_mla_sparse"
 
 # OCP and FNUZ share their bytes: the same byte is half the value in FNUZ, except 0x80, -0 in OCP and NaN in
-# FNUZ. So the writer keeps its OCP arithmetic, writes 0 for 0x80 and doubles the (power-of-two) scale: what it
-# writes is byte for byte what a FNUZ writer that clamps to 224 writes, whatever the hardware's conversion
+# FNUZ. So the writer keeps its OCP arithmetic, writes 0 for 0x80 and doubles the (power-of-two) scale: what
+# it writes is byte for byte what a FNUZ writer that clamps to 224 writes, whatever the hardware's conversion
 # makes of a negative value that underflows.
 KEY_EDITS = (
     (
         "x_uint8 = x_fp8.to(tl.uint8, bitcast=True)",
-        "x_uint8 = x_fp8.to(tl.uint8, bitcast=True)\n    x_uint8 = tl.where(x_uint8 == 0x80, 0, x_uint8).to(tl.uint8)",
+        "x_uint8 = x_fp8.to(tl.uint8, bitcast=True)\n"
+        "    x_uint8 = tl.where(x_uint8 == 0x80, 0, x_uint8).to(tl.uint8)",
     ),
     ("scale_val = tl.exp2(exponent)", "scale_val = tl.exp2(exponent + 1.0)"),
 )

@@ -98,8 +98,8 @@ PATCHES = (
         title="AITER's mHC kernels are tried before they are trusted",
         symptom="`mhc_pre ... invalid configuration argument` in the first profiling run; or, with an old "
         "AITER, lower accuracy",
-        cause="vLLM takes AITER's mHC whenever aiter can be imported; some builds cannot launch it on gfx942, "
-        "and those before 0.1.14 have a race",
+        cause="vLLM takes AITER's mHC whenever aiter can be imported; some builds cannot launch it on "
+        "gfx942, and those before 0.1.14 have a race",
         remedy=f"one small run per process against torch; on failure vLLM's torch kernels, with a warning. "
         f"{SWITCH}=aiter|torch decides by hand. TileLang, wrong on gfx942, stays off as vLLM has it",
         upstream="https://github.com/ROCm/aiter/issues/4633",

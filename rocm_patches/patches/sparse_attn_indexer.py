@@ -34,8 +34,8 @@ PATCHES = (
         title="The sparse indexer runs without AITER on gfx942",
         symptom="RuntimeError: Sparse attention indexer ROCm path requires AITER or a supported native "
         "architecture",
-        cause="without VLLM_ROCM_USE_AITER=1 the operator is registered and allowed on gfx950 and gfx11 only, "
-        "although its parts run on gfx942 as well",
+        cause="without VLLM_ROCM_USE_AITER=1 the operator is registered and allowed on gfx950 and gfx11 "
+        "only, although its parts run on gfx942 as well",
         remedy="register it and let it through on gfx942; its prefill logits then come from torch",
         upstream="https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/model_executor/layers/"
         "sparse_attn_indexer.py",
