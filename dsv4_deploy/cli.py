@@ -1,7 +1,8 @@
 """The `dsv4-deploy` program: commands parse, call and print.
 
-Everything else is imported when a command runs, so that `--help` answers at once. Results go to stdout, progress and notes to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage or refused by
-a rule, 128 + N after signal N.
+Everything else is imported when a command runs, so that `--help` answers at once. Results go to stdout,
+progress and notes to stderr. Exit codes: 0 fine, 1 failed, 2 wrong usage or refused by a rule, 128 + N after
+signal N.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def tp_divides_the_model(case: Case) -> Refusal | None:
         "tp-divides",
         f"{case.model} cannot be split over {case.tp} ranks",
         f"The {case.dims.num_attention_heads} heads, {case.dims.o_groups} output groups and "
-        f"{case.dims.n_routed_experts} experts must divide evenly, and each rank's share of an FP8 matrix must "
-        f"be a multiple of {FP8_BLOCK}.",
+        f"{case.dims.n_routed_experts} experts must divide evenly, and each rank's share of an FP8 matrix "
+        f"must be a multiple of {FP8_BLOCK}.",
         f"Use --tp {_either(legal)}."
         if legal
         else "No size works: use a checkpoint of the published layout.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import pathlib
+import shutil
 from collections.abc import Callable, Mapping
 
 from dsv4_deploy.errors import DeployError
@@ -36,6 +37,7 @@ def ensure(path: pathlib.Path, note: Callable[[str], None]) -> checkpoint.Checkp
                     return checkpoint.read(path)
                 except DeployError as problem:
                     note(f"Making the tiny checkpoint again: {problem.what}.")
+                    shutil.rmtree(path)
             else:
                 note(f"Making the tiny checkpoint in {path} (once, a few seconds).")
             _write(path)
@@ -52,7 +54,7 @@ def _write(path: pathlib.Path) -> None:
     from dsv4_deploy.tiny import write_tiny
 
     try:
-        write_tiny(path, force=True)
+        write_tiny(path)
     except ImportError as error:
         raise DeployError(
             f"the tiny checkpoint cannot be made: Python package {error.name} is missing",

@@ -18,7 +18,7 @@ import pytest
 from dsv4_deploy.errors import DeployError
 from dsv4_deploy.serve import child, command, procs, state
 from dsv4_deploy.serve.interrupts import Interrupted, Interrupts
-from tests.serve.conftest import wait_for
+from tests.serve.conftest import command_line, wait_for
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -89,6 +89,7 @@ def test_a_process_without_a_readable_environment_is_found_by_its_session(
     process = child.start([sys.executable, "-c", hide], {}, instance, tmp_path / "log")
     started.append(process)
     leader = procs.identify(process.pid)
+    wait_for(lambda: SLEEP.encode() in command_line(process.pid).split(b"\0"), "its second life")
     wait_for(lambda: not (procs.PROC / str(process.pid) / "environ").read_bytes(), "the empty environment")
     assert [member.pid for member in procs.members(instance, leader)] == [process.pid]
     assert procs.members(instance, None) == []
