@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -71,7 +72,7 @@ def _describe(output: Any, ids: list[int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    with open(sys.argv[1]) as f:
+    with Path(sys.argv[1]).open() as f:
         spec = json.load(f)
     from vllm import LLM, SamplingParams
 

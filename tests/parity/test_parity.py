@@ -6,6 +6,7 @@ log-probability of every prompt token: with random weights nearly flat logits wo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -73,10 +74,8 @@ def run_script(script: str, spec: dict[str, Any], scratch: Path, **env: str) -> 
         try:
             code = process.wait(timeout=600)
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
     if code != 0:
         tail = log_file.read_text(errors="replace")[-6000:]

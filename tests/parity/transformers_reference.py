@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 
 def main() -> None:
-    with open(sys.argv[1]) as f:
+    with Path(sys.argv[1]).open() as f:
         spec = json.load(f)
     # fp32 is less noisy than bf16, and faster where the CPU has no bf16 units.
     model = AutoModelForCausalLM.from_pretrained(
