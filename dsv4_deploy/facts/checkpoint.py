@@ -1,7 +1,8 @@
-"""What a checkpoint directory holds: the model's sizes, and every file that is missing or broken.
+"""What a checkpoint directory holds: which model it is, and every file that is missing or broken.
 
 In: a directory. Out: a Checkpoint. Only config.json, the index and the headers of the shards are read (a few
-kilobytes each), so that this takes no time on an 865 GB model. Layout of a header: https://github.com/huggingface/safetensors#format
+kilobytes each), so that this takes no time on an 865 GB model. A model is known by its sizes, never by the
+name of its directory. Layout of a header: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import dataclasses
 import json
 import pathlib
 import struct
-from typing import Any
+from typing import Any, Literal
 
+from dsv4_deploy import catalog
 from dsv4_deploy.catalog import Dims
 from dsv4_deploy.errors import refused
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MODEL_TYPE = "deepseek_v4"
+MODEL_TYPES = ("deepseek_v4", "deepseek_v41")
+# Tensors of the layers that propose tokens; published checkpoints put MTP and DSpark under the same prefix.
+DRAFT_PREFIX = "mtp."
+LFS_POINTER = b"version https://git-lfs"
 
 # A header lists every tensor of the shard; the largest published ones are below 1 MB. Anything above this is
 # not a header.
@@ -26,15 +31,32 @@ MAX_HEADER_BYTES = 100_000_000
 FETCH_AGAIN = "Download or copy that file again (`hf download REPO --local-dir DIR` resumes what is missing)."
 
 
+Draft = Literal["mtp", "dspark"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint: `shards` are the files with tensors, `weight_bytes` their size on disk in
-    bytes."""
+    bytes.
+
+    `catalog_names` are the models of the catalog that have exactly these sizes (several releases share
+    them). `expert_dtype` is "fp4" or "fp8" as vLLM reads it: config.json's `expert_dtype`, fp4 when it says
+    nothing. `quantization` is the `quant_method` of `quantization_config`. `draft` is the draft module whose
+    tensors are there, `draft_promised` the one that config.json describes; `traits` is config.json as the
+    catalog reads it, with the draft's size.
+    """
 
     directory: pathlib.Path
     dims: Dims
     shards: tuple[pathlib.Path, ...]
     weight_bytes: int
+    model_type: str = MODEL_TYPES[0]
+    catalog_names: tuple[str, ...] = ()
+    expert_dtype: str = "fp4"
+    quantization: str | None = None
+    draft: Draft | None = None
+    draft_promised: Draft | None = None
+    traits: catalog.Traits | None = None
 
 
 def read(directory: pathlib.Path) -> Checkpoint:
@@ -52,7 +74,8 @@ def read(directory: pathlib.Path) -> Checkpoint:
     problems: list[str] = []
     config = _read_json(directory / "config.json", "it says what the model is", problems)
     _check_tokenizer(directory, problems)
-    shards = _find_shards(directory, problems)
+    weight_map = _weight_map(directory, problems)
+    shards = _find_shards(directory, weight_map, problems)
     for shard in shards:
         problem = shard_problem(shard)
         if problem:
@@ -64,7 +87,23 @@ def read(directory: pathlib.Path) -> Checkpoint:
             fix=FETCH_AGAIN,
         )
     dims = _dims(directory, config)
-    return Checkpoint(directory, dims, shards, sum(shard.stat().st_size for shard in shards))
+    promised = _draft(config)
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    tensors = weight_map if weight_map is not None else _tensor_names(shards[0])
+    return Checkpoint(
+        directory=directory,
+        dims=dims,
+        shards=shards,
+        weight_bytes=sum(shard.stat().st_size for shard in shards),
+        model_type=config["model_type"],
+        catalog_names=tuple(model.name for model in catalog.models().values() if model.dims == dims),
+        expert_dtype=str(config.get("expert_dtype") or "fp4"),
+        quantization=str(method) if method else None,
+        draft=promised if any(name.startswith(DRAFT_PREFIX) for name in tensors) else None,
+        draft_promised=promised,
+        traits=catalog.traits_of(config),
+    )
 
 
 def shard_problem(path: pathlib.Path) -> str | None:
@@ -77,6 +116,8 @@ def shard_problem(path: pathlib.Path) -> str | None:
             if len(start) < 8:
                 return f"{path.name} is cut off ({size} bytes, not even a header)"
             (header_bytes,) = struct.unpack("<Q", start)
+            if start == LFS_POINTER[:8]:
+                return f"{path.name} is a Git LFS pointer, not the file itself (run `git lfs pull`)"
             if header_bytes > MAX_HEADER_BYTES:
                 return f"{path.name} is not a safetensors file"
             header_text = file.read(header_bytes)
@@ -104,23 +145,31 @@ def _check_tokenizer(directory: pathlib.Path, problems: list[str]) -> None:
         _read_json(directory / name, need, problems)
 
 
-def _find_shards(directory: pathlib.Path, problems: list[str]) -> tuple[pathlib.Path, ...]:
-    index_path = directory / INDEX
-    single = directory / SINGLE
-    if not index_path.exists():
-        if single.exists():
-            return (single,)
-        problems.append(f"neither {INDEX} nor {SINGLE} is there (they hold the weights)")
-        return ()
-    index = _read_json(index_path, "it says which file holds which tensor", problems)
+def _weight_map(directory: pathlib.Path, problems: list[str]) -> dict[str, str] | None:
+    """Tensor name -> file name, None where there is no index (a single file, or a problem)."""
+    path = directory / INDEX
+    if not path.exists():
+        if not (directory / SINGLE).exists():
+            problems.append(f"neither {INDEX} nor {SINGLE} is there (they hold the weights)")
+        return None
+    index = _read_json(path, "it says which file holds which tensor", problems)
     if index is None:
-        return ()
+        return None
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         problems.append(f"{INDEX} has no weight_map")
-        return ()
+        return None
+    return {str(tensor): str(file) for tensor, file in weight_map.items()}
+
+
+def _find_shards(
+    directory: pathlib.Path, weight_map: dict[str, str] | None, problems: list[str]
+) -> tuple[pathlib.Path, ...]:
+    if weight_map is None:
+        single = directory / SINGLE
+        return (single,) if single.exists() and not (directory / INDEX).exists() else ()
     shards = []
-    for name in sorted({str(file) for file in weight_map.values()}):
+    for name in sorted(set(weight_map.values())):
         # A name with a path in it would let an index point anywhere on this machine.
         if pathlib.PurePath(name).name != name:
             problems.append(f"{INDEX} names {name!r}, which is not a plain file name")
@@ -129,6 +178,21 @@ def _find_shards(directory: pathlib.Path, problems: list[str]) -> tuple[pathlib.
         else:
             shards.append(directory / name)
     return tuple(shards)
+
+
+def _draft(config: dict[str, Any]) -> Draft | None:
+    """The draft module that config.json describes. Releases with DSpark still have a count of MTP layers."""
+    if any(name.startswith("dspark_") for name in config):
+        return "dspark"
+    layers = config.get("num_nextn_predict_layers")
+    return "mtp" if isinstance(layers, int) and layers > 0 else None
+
+
+def _tensor_names(shard: pathlib.Path) -> list[str]:
+    """The tensors of a file that `shard_problem` has found whole."""
+    with shard.open("rb") as file:
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
+        return list(json.loads(file.read(header_bytes)))
 
 
 def _read_json(path: pathlib.Path, need: str, problems: list[str]) -> dict[str, Any] | None:
@@ -151,21 +215,18 @@ def _read_json(path: pathlib.Path, need: str, problems: list[str]) -> dict[str, 
 
 def _dims(directory: pathlib.Path, config: dict[str, Any]) -> Dims:
     model_type = config.get("model_type")
-    if model_type != MODEL_TYPE:
+    if model_type not in MODEL_TYPES:
         raise refused(
             f"{directory} is not a DeepSeek-V4: its config.json says model_type {model_type!r}",
-            why=f"This bundle serves model_type {MODEL_TYPE!r} only; its patches and sizes mean nothing to "
-            "other models.",
+            why=f"This bundle serves model_type {' and '.join(MODEL_TYPES)}; its patches and sizes mean "
+            "nothing to other models.",
             fix="Serve it with plain `vllm serve`, or give a DeepSeek-V4 checkpoint.",
         )
-    sizes: dict[str, int] = {}
-    for field in dataclasses.fields(Dims):
-        value = config.get(field.name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise refused(
-                f"config.json in {directory} has no usable {field.name} (found {value!r})",
-                why="The plan needs it to know which tensor-parallel sizes and lengths are possible.",
-                fix="Use the config.json that was published with the weights.",
-            )
-        sizes[field.name] = value
-    return Dims(**sizes)
+    dims, problem = catalog.dims_of(config)
+    if dims is None:
+        raise refused(
+            f"config.json in {directory} has {problem}",
+            why="The plan needs it to know which tensor-parallel sizes and lengths are possible.",
+            fix="Use the config.json that was published with the weights.",
+        )
+    return dims

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import struct
 
 import pytest
 
+from dsv4_deploy import catalog
 from dsv4_deploy.errors import DeployError
 from dsv4_deploy.facts import checkpoint
 from tests import small_checkpoint
@@ -98,6 +100,67 @@ def test_an_index_that_points_elsewhere(tmp_path: pathlib.Path) -> None:
     (tmp_path / checkpoint.INDEX).write_text("{}")
     (tmp_path / checkpoint.SINGLE).unlink(missing_ok=True)
     assert checkpoint.INDEX in problem(tmp_path)
+
+
+def test_a_git_lfs_pointer_is_called_so(tmp_path: pathlib.Path) -> None:
+    small_checkpoint.write(tmp_path)
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 3457382912\n"
+    (tmp_path / SHARDS[0]).write_bytes(pointer)
+    assert f"{SHARDS[0]} is a Git LFS pointer" in problem(tmp_path)
+
+
+def test_the_model_is_known_by_its_sizes_and_not_by_its_name(tmp_path: pathlib.Path) -> None:
+    pro = dataclasses.asdict(catalog.models()["deepseek-v4-pro"].dims)
+    found = checkpoint.read(small_checkpoint.write(tmp_path / "DeepSeek-V4-Flash", **pro))
+    assert "deepseek-v4-pro" in found.catalog_names
+    assert not any("flash" in name for name in found.catalog_names)
+    own = checkpoint.read(small_checkpoint.write(tmp_path / "deepseek-v4-pro", num_hidden_layers=3))
+    assert own.catalog_names == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "promised"),
+    [
+        ({}, None),
+        ({"num_nextn_predict_layers": 0}, None),
+        ({"num_nextn_predict_layers": 1}, "mtp"),
+        ({"num_nextn_predict_layers": 1, "dspark_block_size": 5}, "dspark"),
+    ],
+)
+@pytest.mark.parametrize("shipped", [True, False])
+def test_the_draft_module(
+    tmp_path: pathlib.Path, config: dict[str, int], promised: str | None, shipped: bool
+) -> None:
+    """What config.json describes, and whether its tensors are really there."""
+    small_checkpoint.write(tmp_path, **config)
+    index = tmp_path / checkpoint.INDEX
+    weight_map = json.loads(index.read_text())["weight_map"]
+    if shipped:
+        weight_map["mtp.0.norm.weight"] = SHARDS[1]
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    found = checkpoint.read(tmp_path)
+    assert (found.draft_promised, found.draft) == (promised, promised if shipped else None)
+
+
+def test_the_draft_module_of_a_single_file(tmp_path: pathlib.Path) -> None:
+    small_checkpoint.write(tmp_path, num_nextn_predict_layers=1)
+    (tmp_path / checkpoint.INDEX).unlink()
+    small_checkpoint.write_shard(tmp_path / checkpoint.SINGLE, {"mtp.0.norm.weight": 64})
+    assert checkpoint.read(tmp_path).draft == "mtp"
+
+
+def test_formats(tmp_path: pathlib.Path) -> None:
+    plain = checkpoint.read(small_checkpoint.write(tmp_path / "a"))
+    assert (plain.model_type, plain.expert_dtype, plain.quantization) == ("deepseek_v4", "fp4", None)
+    other = checkpoint.read(
+        small_checkpoint.write(
+            tmp_path / "b",
+            model_type="deepseek_v41",
+            expert_dtype="fp8",
+            quantization_config={"quant_method": "fp8"},
+        )
+    )
+    assert (other.model_type, other.expert_dtype, other.quantization) == ("deepseek_v41", "fp8", "fp8")
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00"])
