@@ -467,7 +467,11 @@ class Applier(importlib.abc.MetaPathFinder):
 
 
 def _substitute(patch: Patch, target: Target, module: ModuleType) -> None:
-    """Replace one symbol in its module, and in every loaded module that holds it under the same name."""
+    """Replace one symbol in its module, and in every loaded module that holds it under the same name.
+
+    A variable is replaced in its own module only: that another module's `False` is the same object says
+    nothing about where it comes from.
+    """
     assert target.replace is not None  # noqa: S101 (callers filter)
     owner: Any = module
     *parts, name = target.symbol.split(".")
@@ -484,7 +488,7 @@ def _substitute(patch: Patch, target: Target, module: ModuleType) -> None:
     if callable(original):
         setattr(replacement, _MARK, (*patches_of(original), patch.id))
     setattr(owner, name, kind(replacement) if kind else replacement)
-    if owner is module and replacement is not original:
+    if owner is module and callable(original) and replacement is not original:
         for other in list(sys.modules.values()):
             # `vars` of a module, never getattr: lazy modules import things when asked.
             names = getattr(other, "__dict__", {}) if isinstance(other, ModuleType) else {}
