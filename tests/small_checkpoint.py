@@ -26,6 +26,13 @@ CONFIG: dict[str, Any] = {
     "n_shared_experts": 1,
     "moe_intermediate_size": 512,
     "max_position_embeddings": 8192,
+    "vocab_size": 896,
+    "sliding_window": 128,
+    "hc_mult": 4,
+    "index_n_heads": 4,
+    "index_head_dim": 128,
+    "num_hash_layers": 2,
+    "compress_ratios": [0, 4, 128, 4],
 }
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
