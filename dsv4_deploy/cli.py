@@ -7,10 +7,11 @@ signal N.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dsv4_deploy.plan.plan import Plan
     from dsv4_deploy.serve.state import Store
     from dsv4_deploy.serve.up import Result
+    from dsv4_deploy.spec import ServingSpec
 
 PORT = click.IntRange(1, 65535)
 _port = click.option("--port", type=PORT, default=DEFAULT_PORT, show_default=True, help="The server's port.")
@@ -60,27 +62,73 @@ def cli() -> None:
     """Serve DeepSeek-V4 with vLLM on AMD MI300X-class GPUs, or a tiny one on a CPU."""
 
 
+def _deployment(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that describe a deployment, for every command that plans one; it gets them as `spec`."""
+
+    @functools.wraps(command)
+    def with_spec(
+        model: str | None,
+        tp: int | None,
+        device: Any,
+        host: str,
+        port: int,
+        max_model_len: int | None,
+        settings: tuple[str, ...],
+        **rest: Any,
+    ) -> Any:
+        from dsv4_deploy.plan import overrides
+        from dsv4_deploy.spec import ServingSpec
+
+        spec = ServingSpec(
+            model=model,
+            tp=tp,
+            device=device,
+            host=host,
+            port=port,
+            max_model_len=max_model_len,
+            overrides=overrides.parse(settings),
+        )
+        return command(spec, **rest)
+
+    for option in reversed(
+        (
+            click.option(
+                "--model", metavar="NAME|DIR", help="A model of the catalog, or a checkpoint directory."
+            ),
+            click.option(
+                "--tp", type=click.IntRange(min=1), metavar="N", help="Tensor-parallel size (ranks)."
+            ),
+            click.option(
+                "--device",
+                type=click.Choice(["auto", "rocm", "cpu"]),
+                default="auto",
+                show_default=True,
+                help="auto: the AMD GPUs of this host, else the CPU with the tiny model.",
+            ),
+            click.option("--host", default=DEFAULT_HOST, show_default=True, help="The address to listen on."),
+            _port,
+            click.option(
+                "--max-model-len",
+                type=click.IntRange(min=1),
+                metavar="N",
+                help="Longest request, in tokens.",
+            ),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Any other vLLM flag, e.g. --set max-num-seqs=16, --set enforce-eager=true, "
+                "--set no-enable-prefix-caching. Wins over the plan.",
+            ),
+        )
+    ):
+        with_spec = option(with_spec)
+    return with_spec
+
+
 @cli.command()
-@click.option("--model", metavar="NAME|DIR", help="A model of the catalog, or a checkpoint directory.")
-@click.option("--tp", type=click.IntRange(min=1), metavar="N", help="Tensor-parallel size (ranks).")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "rocm", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="auto: the AMD GPUs of this host, else the CPU with the tiny model.",
-)
-@click.option("--host", default=DEFAULT_HOST, show_default=True, help="The address to listen on.")
-@_port
-@click.option("--max-model-len", type=click.IntRange(min=1), metavar="N", help="Longest request, in tokens.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any other vLLM flag, e.g. --set max-num-seqs=16, --set enforce-eager=true, "
-    "--set no-enable-prefix-caching. Wins over the plan.",
-)
+@_deployment
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
@@ -97,13 +145,7 @@ def cli() -> None:
     "--dry-run", is_flag=True, help="Print environment and command line with reasons; start nothing."
 )
 def up(
-    model: str | None,
-    tp: int | None,
-    device: Any,
-    host: str,
-    port: int,
-    max_model_len: int | None,
-    settings: tuple[str, ...],
+    spec: ServingSpec,
     timeout: float | None,
     detach: bool,
     dry_run: bool,
@@ -116,22 +158,11 @@ def up(
     shell). State and logs are kept in $DSV4_STATE_DIR or ~/.local/state/dsv4-deploy, the tiny model in
     $DSV4_CACHE_DIR or ~/.cache/dsv4-deploy.
     """
-    from dsv4_deploy.plan import overrides
     from dsv4_deploy.serve import up as serve
     from dsv4_deploy.serve.interrupts import Interrupts
     from dsv4_deploy.serve.logfile import Tail
     from dsv4_deploy.serve.report import report
-    from dsv4_deploy.spec import ServingSpec
 
-    spec = ServingSpec(
-        model=model,
-        tp=tp,
-        device=device,
-        host=host,
-        port=port,
-        max_model_len=max_model_len,
-        overrides=overrides.parse(settings),
-    )
     if dry_run:
         _print_plan(serve.plan_for(spec, dry_run=True, report=report()))
         return
@@ -145,7 +176,7 @@ def up(
         result = serve.up(spec, plan, store, talk, interrupts, timeout)
         _print_result(result, detached=detach)
         if not detach:
-            serve.follow(result.record, store, interrupts, Tail(store.log(port), from_end=True))
+            serve.follow(result.record, store, interrupts, Tail(store.log(spec.port), from_end=True))
 
 
 @cli.command()

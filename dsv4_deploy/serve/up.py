@@ -114,7 +114,7 @@ def up(
             end(record, store, stop_timeout(record), interrupts)
         elif record is not None:
             _clean_up_dead(record, store, report, interrupts)
-        _check_port(plan)
+        check_port(plan.host, plan.port)
         return _start(spec, plan, launcher, store, report, interrupts, patience)
 
 
@@ -408,13 +408,13 @@ def _clean_up_dead(record: state.Record, store: state.Store, report: Report, int
     end(record, store, STOP_LOADING_S, interrupts)
 
 
-def _check_port(plan: Plan) -> None:
-    """Make sure that the server will be able to listen. Raises DeployError that names who has the port."""
+def check_port(address: str, port: int) -> None:
+    """Make sure that a server will be able to listen there. Raises DeployError that names who has the port."""
     try:
-        found = socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise refused(
-            f"--host {plan.host} is not an address", why=str(error), fix="Use 127.0.0.1, 0.0.0.0 or a name."
+            f"--host {address} is not an address", why=str(error), fix="Use 127.0.0.1, 0.0.0.0 or a name."
         ) from error
     with socket.socket(found[0], socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -423,12 +423,12 @@ def _check_port(plan: Plan) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise DeployError(
-                    f"cannot listen on {plan.host} port {plan.port}: {error.strerror}",
+                    f"cannot listen on {address} port {port}: {error.strerror}",
                     why="The address must belong to this machine, and ports below 1024 are for root.",
                     fix="Use another --host or --port.",
                 ) from error
             raise DeployError(
-                f"port {plan.port} is in use by {procs.listener_on(plan.port)}",
+                f"port {port} is in use by {procs.listener_on(port)}",
                 why="dsv4-deploy did not start it (or no longer knows that it did), so it is left alone.",
                 fix="Use another port: --port N.",
             ) from error
