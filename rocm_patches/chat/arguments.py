@@ -1,6 +1,6 @@
-"""The arguments of one DSML tool call, turned into JSON while they arrive. In: the text between a call's opening and its closing
-tag, in any pieces that leave the tags whole (vLLM's lexer does). Out: pieces of one JSON object, in the notation of
-`json.dumps`, whose sum is complete only when the call is.
+"""The arguments of one DSML tool call, turned into JSON while they arrive. In: the text between a call's opening
+and its closing tag, in any pieces that leave the tags whole (vLLM's lexer does). Out: pieces of one JSON object,
+in the notation of `json.dumps`, whose sum is complete only when the call is.
 
 The format is that of DeepSeek's own encoder (`encoding/` in https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro):
 
@@ -28,7 +28,7 @@ WRAPPERS = ("arguments", "input")
 class Schema(Protocol):
     """What the request says about one function's parameters."""
 
-    names: Collection[str]  # declared parameters; empty when nothing is known
+    names: frozenset[str]  # declared parameters; empty when nothing is known
 
     def keeps_text(self, name: str) -> bool:
         """Whether a text value stays the text that it is, whatever it says."""
@@ -67,6 +67,7 @@ class Arguments:
         self._maybe: tuple[str, str] | None = None  # a start tag inside a value, and what follows it
         self._wrapper: tuple[str, Any] | None = None
         self._broken = False
+        self.complete = False
 
     @property
     def in_parameter(self) -> bool:
@@ -94,6 +95,11 @@ class Arguments:
 
     def end(self) -> str | None:
         """The call was closed. Returns the rest, or None when what came are not its whole arguments."""
+        rest = self._rest()
+        self.complete = rest is not None
+        return rest
+
+    def _rest(self) -> str | None:
         if self._broken or self.in_parameter:
             return None
         if self._wrapper is not None:
@@ -123,7 +129,9 @@ class Arguments:
         out = self._settle_wrapper()
         self._name, self._is_text = match["name"], bool(said and said[1] == "true")
         lone = not self._emitted and self._name in WRAPPERS and self._name not in self._schema.names
-        self._flows = self._is_text and not (lone and self._schema.names) and self._schema.keeps_text(self._name)
+        self._flows = (
+            self._is_text and not (lone and self._schema.names) and self._schema.keeps_text(self._name)
+        )
         if self._flows:
             out += self._key(self._name) + '"'
         return out + (self._feed_value(rest) if rest else "")
@@ -152,10 +160,7 @@ class Arguments:
             self._head = ""
             return out + self._feed_head(after)
         self._maybe = None
-        out = self._feed_value(tag)
-        if text in self._close:
-            return out + self._feed_value(after[: -len(text)]) + self.feed(text)
-        return out + self._feed_value(after)
+        return self._feed_value(tag + after[: len(after) - len(text)]) + self.feed(text)
 
     def _close_value(self, rest: str) -> str:
         name, self._name, self._value = self._name, None, []

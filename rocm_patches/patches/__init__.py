@@ -8,13 +8,16 @@ A new patch: write it, add its file to PATCHES, run `make fingerprints` and `mak
 from __future__ import annotations
 
 from rocm_patches.patches import (
+    chat_completion,
     deepseek_v2,
     fp8_utils,
     fused_compress_quant_cache,
     mhc,
+    parser_deepseek_v4,
     prometheus,
     rocm_aiter_mla_sparse,
     sparse_attn_indexer,
+    tokenizers_deepseek_v4,
 )
 from rocm_patches.registry import Patch
 
@@ -26,4 +29,7 @@ PATCHES: tuple[Patch, ...] = (
     *sparse_attn_indexer.PATCHES,
     *mhc.PATCHES,
     *deepseek_v2.PATCHES,
+    *parser_deepseek_v4.PATCHES,
+    *tokenizers_deepseek_v4.PATCHES,
+    *chat_completion.PATCHES,
 )
