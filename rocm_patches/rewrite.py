@@ -49,6 +49,8 @@ def rewrite(*edits: Edit) -> Callable[[Any], Any]:
         code = compile(source, file, "exec", flags=flags, dont_inherit=True)
         exec(code, vars(sys.modules[function.__module__]), made)  # noqa: S102 (vLLM's own text, edited)
         replacement = made[function.__name__]
+        if isinstance(replacement, classmethod | staticmethod):  # the registry puts that on again
+            replacement = replacement.__func__
         getattr(replacement, "fn", replacement).__qualname__ = function.__qualname__
         return replacement
 

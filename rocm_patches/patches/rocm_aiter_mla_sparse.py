@@ -31,7 +31,10 @@ def _prefill_logits_with_fallback(original: Callable[..., Any]) -> Callable[...,
                 logger.warning("AITER's FlyDSL kernel of the prefill MQA logits is not there: %r", error)
             else:
                 return original
-            module = rocm_aiter_mla_sparse.mqa_logits_module()
+            try:
+                module = rocm_aiter_mla_sparse.mqa_logits_module()
+            except ImportError:  # it looks for a submodule of packages that need not be there
+                module = None
             if module is not None:
                 logger.info("prefill MQA logits: AITER's Triton kernel")
 
