@@ -258,6 +258,88 @@ def tiny(directory: pathlib.Path, seed: int, force: bool) -> None:
     click.echo(f"Wrote {directory}")
 
 
+@cli.group()
+def patches() -> None:
+    """Show what this bundle changes in vLLM, and check that it fits."""
+
+
+@patches.command("list")
+def patches_list() -> None:
+    """List all patches."""
+    from dsv4_deploy import patches as told
+
+    rows = [(p.id, ", ".join(p.platforms), ", ".join(p.releases), p.title) for p in told.PATCHES]
+    click.echo("\n".join(told.columns(("PATCH", "PLATFORMS", "VLLM", "WHAT"), rows)))
+
+
+@patches.command("show")
+@click.argument("id")
+def patches_show(id: str) -> None:
+    """Tell everything about one patch: symptom, cause, remedy, upstream, and what it touches."""
+    from dsv4_deploy import patches as told
+
+    patch = told.find(id)
+    for heading, text in told.described(patch):
+        if text:
+            click.echo(f"{heading + ':':11}{text}")
+    for target in patch.targets:
+        click.echo(f"{'replaces' if target.replace else 'relies on'}: {target.key}")
+        for old, new in told.edits(target):
+            click.echo("\n".join([f"  - {line}" for line in old.splitlines()]))
+            click.echo("\n".join([f"  + {line}" for line in new.splitlines()]))
+
+
+@patches.command("verify")
+@click.option(
+    "--vllm-path",
+    type=click.Path(path_type=pathlib.Path),
+    metavar="DIR",
+    help="An installation or an unpacked wheel, instead of the vLLM of this Python.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
+def patches_verify(vllm_path: pathlib.Path | None, as_json: bool) -> None:
+    """Check that every patch fits a vLLM, by its source. Needs no GPU and imports nothing of it.
+
+    Exit code 1 when one does not fit, or when the release is not supported.
+    """
+    import dataclasses
+    import json
+
+    from dsv4_deploy import patches as told
+
+    result = told.verify(told.vllm_root(vllm_path))
+    if as_json:
+        told_as = dataclasses.asdict(result) | {"root": str(result.root), "ok": result.ok}
+        click.echo(json.dumps(told_as, indent=2))
+    else:
+        click.echo(f"vLLM {result.release or '(release unknown)'} in {result.root}")
+        rows = [(one.id, one.platforms, one.result) for one in result.verdicts]
+        click.echo("\n".join(told.columns(("PATCH", "PLATFORMS", "RESULT"), rows)))
+        for one in result.verdicts:
+            for reason in one.reasons:
+                click.echo(f"{one.id}: {reason}")
+    if not result.ok:
+        click.echo(f"error: {told.advice(result)}", err=True)
+        sys.exit(1)
+
+
+@patches.command("status")
+@click.argument("url", default=f"http://127.0.0.1:{DEFAULT_PORT}")
+def patches_status(url: str) -> None:
+    """Show which patches each process of a running server has. URL is vLLM's own address.
+
+    `armed` means that the process has not loaded what the patch changes, and would get it changed.
+    """
+    from dsv4_deploy import patches as told
+
+    processes = told.status(url)
+    ids = sorted({id for process in processes for id in process.patches})
+    click.echo(f"vLLM {processes[0].vllm}, platform {processes[0].platform}")
+    header = ("PATCH", *(f"{process.name} ({process.pid})" for process in processes))
+    rows = [(id, *(process.patches.get(id, "-") for process in processes)) for id in ids]
+    click.echo("\n".join(told.columns(header, rows)))
+
+
 def _store() -> Store:
     from dsv4_deploy.serve import state
 

@@ -101,7 +101,9 @@ class Patch:
     conflicts: tuple[str, ...] = ()
     self_test: Callable[[str], list[Measurement]] | None = None
     rows: tuple[str, ...] = ()
-    checked: str = "not run on AMD hardware"
+    checked: str = (
+        "vLLM 0.32.0's own code on a simulated gfx942 (Triton's interpreter); never on AMD hardware"
+    )
 
     def on(self, platform: str) -> bool:
         return platform in self.platforms or "any" in self.platforms
