@@ -27,6 +27,9 @@ DraftKind = Literal["none", "mtp", "dspark"]
 # https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/models/deepseek_v4/amd/dspark.py
 DSPARK_LAYERS = 3
 
+# Of quantization_config.weight_block_size where config.json does not say.
+FP8_BLOCK = 128
+
 MODEL_TYPES = ("deepseek_v4", "deepseek_v41")
 
 
@@ -76,12 +79,13 @@ class Draft:
 @dataclasses.dataclass(frozen=True)
 class Traits:
     """What a config.json says beside sizes. `q_head_norm` is False for a model whose query heads are not
-    normalised (DeepSeek-V4.1)."""
+    normalised (DeepSeek-V4.1); `fp8_block` is how many rows and columns share one FP8 scale."""
 
     model_type: str
     expert_dtype: ExpertDtype
     draft: Draft
     q_head_norm: bool = True
+    fp8_block: int = FP8_BLOCK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,11 +201,14 @@ def traits_of(config: Mapping[str, Any]) -> Traits:
         )
     elif isinstance(layers, int) and layers > 0:
         draft = Draft("mtp", layers, 1)
+    quantization = config.get("quantization_config")
+    block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
     return Traits(
         model_type=str(config.get("model_type")),
         expert_dtype="fp8" if config.get("expert_dtype") == "fp8" else "fp4",
         draft=draft,
         q_head_norm=config.get("q_head_norm", config.get("model_type") != "deepseek_v41") is not False,
+        fp8_block=block[0] if isinstance(block, list) and block and isinstance(block[0], int) else FP8_BLOCK,
     )
 
 
@@ -260,7 +267,7 @@ def _ratios(node: Node) -> tuple[int, ...]:
 
 
 def _traits(node: Node) -> Traits:
-    node.only("model_type", "expert_dtype", "draft", optional=("q_head_norm",))
+    node.only("model_type", "expert_dtype", "draft", optional=("q_head_norm", "fp8_block"))
     draft = node.child("draft")
     draft.only("kind", optional=("layers", "block"))
     kind = draft.child("kind").one_of("none", "mtp", "dspark")
@@ -270,12 +277,13 @@ def _traits(node: Node) -> Traits:
         if (value is None) != (kind == "none"):
             raise draft.wrong(f"a draft of kind {kind} has {'no' if kind == 'none' else 'a'} {name!r}")
         sizes[name] = value.count() if value else 0
-    norm = node.maybe("q_head_norm")
+    norm, block = node.maybe("q_head_norm"), node.maybe("fp8_block")
     return Traits(
         model_type=node.child("model_type").one_of(*MODEL_TYPES),
         expert_dtype=node.child("expert_dtype").one_of("fp4", "fp8"),  # type: ignore[arg-type]
         draft=Draft(kind, **sizes),  # type: ignore[arg-type]
         q_head_norm=norm.flag() if norm else True,
+        fp8_block=block.count() if block else FP8_BLOCK,
     )
 
 

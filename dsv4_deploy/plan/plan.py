@@ -1,123 +1,82 @@
 """make_plan: what was asked for and what is here become vLLM's environment and command line, with reasons.
 
 In: a ServingSpec and Facts. Out: a Plan; the same input always gives the same Plan. Nothing is read or
-started here. Values marked "recipe" are starting points for gfx942 from public runs; no AMD hardware was at
-hand to confirm them. Flags and variables: vllm/engine/arg_utils.py and vllm/envs.py in
-https://github.com/vllm-project/vllm/tree/v0.32.0; AMD settings:
-https://github.com/vllm-project/recipes/pull/830, https://github.com/vllm-project/vllm/issues/57079
+started here. In order: the plan's own choices (recipes, profiles), the operator's over them, the rules that
+change, the rules that refuse, the memory plan, and the rules that look at it. Nothing after this module
+decides a flag.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import pathlib
-import re
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from dsv4_deploy import catalog
+from dsv4_deploy.catalog import Card, Dims, Draft, Family, Model, Traits
 from dsv4_deploy.errors import refused
-from dsv4_deploy.facts.checkpoint import Checkpoint
-from dsv4_deploy.facts.host import describe
-from dsv4_deploy.plan import rules
-from dsv4_deploy.spec import ServingSpec
+from dsv4_deploy.facts.gpu import describe
+from dsv4_deploy.plan import memory as memory_plan
+from dsv4_deploy.plan import profiles, recipes, rules
+from dsv4_deploy.plan.memory import Layout, Memory
+from dsv4_deploy.plan.profiles import Limits, Profile
+from dsv4_deploy.plan.rules.base import Case, Value, count
+from dsv4_deploy.plan.rules.deployment import GPU_RESOURCE, MEMORY_FACTOR, SHM_BYTES, grace_parts
+from dsv4_deploy.plan.rules.engine import AITER_MOE, draft_tokens, speculation
+from dsv4_deploy.plan.settings import Facts, Plan, Setting
+from dsv4_deploy.spec import DEFAULT_PORT, Deployment, ServingSpec
+
+__all__ = ["TINY", "Facts", "Plan", "Setting", "choose_device", "default_model", "make_plan"]
 
 TINY = "tiny"
 ROCM_DEFAULT_MODEL = "deepseek-v4-flash"
-ROCM_DEFAULT_VLLM = "0.33.0"
-
-# Long enough for a short answer to be finished, short enough that nobody gives up on `down`.
-CPU_SHUTDOWN_TIMEOUT_S = 30
-ROCM_SHUTDOWN_TIMEOUT_S = 90
-CPU_READY_TIMEOUT_S = 600
-ROCM_READY_TIMEOUT_S = 3600
-ROCM_READY_TIMEOUT_LARGE_S = 7200
 # From here on the figures of the Pro recipes hold: over an hour of loading, smaller batches.
 LARGE_WEIGHT_BYTES = 400 * 10**9
+ROOMY_CARD_BYTES = 230 * 10**9
+# A rank whose weights take more of the card than this gets small batches, or its cache would hold nobody.
+TIGHT_SHARE = 0.7
+TIGHT = Limits(64, 2048)
+TIGHT_LARGE = Limits(16, 2048, 32_768)
+# V4.1 keeps its Engram tables in host memory: https://github.com/SemiAnalysisAI/InferenceX/pull/3337
+ENGRAM_BYTES = 189 * 2**30
+# Planned for where nobody says which GPU: the smaller of the memory sizes.
+ASSUMED_CARD = "mi300x"
+
+_NUMBERS = (
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "data-parallel-size",
+    "pipeline-parallel-size",
+    "kv-cache-memory-bytes",
+    "block-size",
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
-    """What is known about this machine and the model.
-
-    `gpus`: architecture names, None when planning for another machine. `vllm_version`: public version of the
-    vLLM that will run, None if there is none here. `checkpoint`: what `facts.checkpoint.read` found, None
-    for a model that vLLM downloads by its repo id or that is still to be made in `tiny_directory`.
-    `environ`: the operator's environment, whose values win over ours.
-    """
-
-    gpus: tuple[str, ...] | None
-    vllm_version: str | None
-    checkpoint: Checkpoint | None
-    tiny_directory: pathlib.Path
-    environ: Mapping[str, str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One environment variable or flag. `value` True is a flag without a value; `theirs` marks a variable
-    that the operator had set otherwise, and which stays so."""
+class _Subject:
+    """What is to be served: `path` is what vLLM loads, `name` what was asked for, `served` what clients call
+    it; `local` when vLLM need not download it."""
 
     name: str
-    value: str | Literal[True]
-    reason: str
-    theirs: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Everything that starting the server needs. `model` is what vLLM loads, `served_name` what clients call
-    it.
-
-    `ready_timeout_s` and `shutdown_timeout_s` are in seconds. `note` is one line for people: what was chosen
-    and why.
-    """
-
-    device: Literal["cpu", "rocm"]
-    model: str
-    served_name: str
-    tp: int
-    host: str
-    port: int
-    env: tuple[Setting, ...]
-    flags: tuple[Setting, ...]
-    ready_timeout_s: int
-    shutdown_timeout_s: int
-    note: str
-
-    @property
-    def argv(self) -> list[str]:
-        """The arguments after the launcher: `serve MODEL --flag value ...`."""
-        argv = ["serve", self.model]
-        for flag in self.flags:
-            if flag.value is True:
-                argv.append(f"--{flag.name}")
-            elif flag.value.startswith("-"):
-                argv.append(f"--{flag.name}={flag.value}")
-            else:
-                argv += [f"--{flag.name}", flag.value]
-        return argv
-
-    @property
-    def from_environment(self) -> list[Setting]:
-        """The variables where the operator's own value replaces ours."""
-        return [setting for setting in self.env if setting.theirs]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables to add to the inherited environment."""
-        return {setting.name: str(setting.value) for setting in self.env}
-
-    def digest(self, launcher: Sequence[str]) -> str:
-        """A fingerprint of what would run: two plans with the same digest start the same server."""
-        content = json.dumps([list(launcher), self.argv, sorted(self.environment.items())])
-        return hashlib.sha256(content.encode()).hexdigest()
+    path: str
+    served: str
+    dims: Dims
+    traits: Traits
+    family: Family
+    weight_bytes: int
+    default_tp: int
+    default_len: int
+    local: bool
+    model: Model | None
+    quantization: str | None
 
 
 def choose_device(spec: ServingSpec, gpus: Sequence[str]) -> tuple[Literal["cpu", "rocm"], str]:
     """The device to serve on, and the plain line that says why."""
+    if spec.gpu and spec.device != "cpu":
+        number = f"{spec.gpu_count} x " if spec.gpu_count else ""
+        return "rocm", f"Planned for {number}{catalog.find_card(spec.gpu).name}"
     if spec.device == "cpu":
         return "cpu", "Serving on the CPU, as asked"
     if spec.device == "rocm":
@@ -137,274 +96,520 @@ def make_plan(spec: ServingSpec, facts: Facts) -> Plan:
 
     Raises DeployError (exit code 2) when the model is unknown or a rule refuses the combination.
     """
-    device, note = choose_device(spec, facts.gpus or ())
-    name = spec.model or default_model(device)
-    if facts.checkpoint is not None:
-        model, served_name = str(facts.checkpoint.directory), facts.checkpoint.directory.name
-        dims, weight_bytes = facts.checkpoint.dims, facts.checkpoint.weight_bytes
-        default_tp, default_len = _defaults_for(device, dims)
-        local = True
-    else:
-        entry = catalog.find_model(name)
-        local = entry.repo is None
-        model = str(facts.tiny_directory) if entry.repo is None else entry.repo
-        served_name = name
-        dims, weight_bytes = entry.dims, entry.weight_bytes
-        default_tp, default_len = entry.default_tp, entry.default_max_model_len
-    tp = spec.tp or _default_tp(device, dims, default_tp, facts.gpus)
-    max_model_len = spec.max_model_len or min(default_len, dims.max_position_embeddings)
-    refusal = rules.first_refusal(
-        rules.Case(device, name, dims, weight_bytes, tp, max_model_len, facts.gpus, facts.environ)
-    )
-    if refusal:
-        raise refused(refusal.what, why=refusal.why, fix=f"{refusal.fix} (rule {refusal.rule})")
+    profile = profiles.find(spec.profile)
+    gpus = _gpus(spec, facts)
+    device, note = choose_device(spec, gpus or ())
+    subject = _subject(spec, facts, device)
+    card, virtual = _card(spec, facts, gpus, device)
+    vllm = _vllm(spec, facts, device)
+    tp = spec.tp or _default_tp(device, subject, profile, gpus)
+    large = subject.weight_bytes > LARGE_WEIGHT_BYTES
+    overrides = dict(spec.overrides)
+    dp = count(str(overrides.get("data-parallel-size", "1"))) or 1
+    limits, tight = _limits(profile, subject, card, tp, dp, overrides.get("enable-expert-parallel") is True)
 
-    large = weight_bytes > LARGE_WEIGHT_BYTES
-    if device == "cpu":
-        env = _cpu_env()
-        flags = _cpu_flags(tp)
-        ready = CPU_READY_TIMEOUT_S
+    length, length_reason = _wanted_length(spec, profile, subject, limits, device)
+    env = recipes.rocm_env(large, subject.traits) if device == "rocm" else recipes.cpu_env()
+    if subject.local:
+        env += recipes.offline_env()
+    if profile.command is not None:
+        env = [setting for setting in env if setting.name != "DO_NOT_TRACK"]
+        flags = _exact_flags(profile, spec)
     else:
-        env = _rocm_env(large)
-        flags = _rocm_flags(large, facts.vllm_version or ROCM_DEFAULT_VLLM)
-        ready = ROCM_READY_TIMEOUT_LARGE_S if large else ROCM_READY_TIMEOUT_S
-    if local:
-        env += [
-            Setting("HF_HUB_OFFLINE", "1", "the model is a local directory: nothing is to be downloaded"),
-            Setting("TRANSFORMERS_OFFLINE", "1", "same, for the tokenizer and the configuration"),
+        flags = [
+            Setting("host", spec.host, "the address to listen on (--host)"),
+            Setting("port", str(spec.port), "the port to listen on (--port)"),
+            Setting("served-model-name", subject.served, "the name that clients use"),
+            Setting(
+                "tensor-parallel-size",
+                str(tp),
+                "--tp" if spec.tp else f"default for {subject.name} on {device}",
+            ),
+            Setting("max-model-len", str(length), length_reason),
+            *recipes.model_flags(subject.traits),
+            recipes.admission_flag(),
         ]
-    flags = [
-        Setting("host", spec.host, "the address to listen on (--host)"),
-        Setting("port", str(spec.port), "the port to listen on (--port)"),
-        Setting("served-model-name", served_name, "the name that clients use"),
-        Setting("tensor-parallel-size", str(tp), "--tp" if spec.tp else f"default for {name} on {device}"),
-        Setting(
-            "max-model-len",
-            str(max_model_len),
-            "--max-model-len" if spec.max_model_len else f"default for {name} on {device}",
-        ),
-        *_common_flags(),
-        *flags,
-    ]
-    flags = _with_overrides(flags, spec.overrides)
-    values = {flag.name: flag.value for flag in flags}
-    return Plan(
+        if device == "cpu":
+            flags += recipes.cpu_flags(tp)
+        else:
+            flags += recipes.rocm_flags(
+                limits,
+                _utilization(subject, card),
+                recipes.SINGLE_CARD_KV_BYTES if tight and not large else None,
+                recipes.moe_setting(subject.family, subject.traits, tp, dp, vllm),
+                prefetch=_holds_in_memory(facts, subject.weight_bytes),
+            )
+    planned = {flag.name: flag for flag in flags}
+    values: dict[str, Value] = {**{name: flag.value for name, flag in planned.items()}, **overrides}
+    if "kv-cache-memory-bytes" in planned and "gpu-memory-utilization" in overrides:
+        # The operator sizes by share: our fixed pool would silently win over it.
+        del planned["kv-cache-memory-bytes"], values["kv-cache-memory-bytes"]
+    _check_numbers(values)
+
+    environ = {**facts.environ, **spec.env}
+    case = Case(
         device=device,
-        model=model,
-        served_name=_text("served-model-name", values),
+        model=subject.name,
+        family=subject.family,
+        dims=subject.dims,
+        traits=subject.traits,
+        weight_bytes=subject.weight_bytes,
         tp=tp,
-        host=spec.host,
+        max_model_len=length,
+        gpus=gpus,
+        card=card,
+        virtual=virtual,
+        host=facts.host,
+        vllm=vllm,
+        aiter=facts.aiter_version,
+        image=_image(spec, vllm) if device == "rocm" else spec.image or "",
         port=spec.port,
-        env=tuple(_operator_wins(setting, facts.environ) for setting in env),
-        flags=tuple(flags),
+        quantization=subject.quantization,
+        served_name=subject.served,
+        environ=environ,
+        env={setting.name: str(setting.value) for setting in env},
+        flags=values,
+        explicit=frozenset(overrides),
+        deployment=spec.deployment,
+        unwritable=facts.unwritable,
+        exact=profile.command is not None,
+    )
+    allow = spec.allow
+    first = [rule for rule in rules.RULES if not rule.after_memory]
+    then = [rule for rule in rules.RULES if rule.after_memory]
+    case, notices = rules.settle(case, first, allow)
+    notices += rules.refuse(case, first, allow)
+    case = _with_memory(case, spec, subject)
+    if "max-num-seqs" not in case.explicit and case.memory and device == "rocm" and not case.exact:
+        case = _fewer_sequences(case, case.memory)
+    case, more = rules.settle(case, then, allow)
+    case = dataclasses.replace(case, memory=memory_plan.plan(_layout(case, subject)))
+    notices += [*more, *rules.refuse(case, then, allow), *rules.warn(case, rules.RULES, allow)]
+    return _finish(spec, facts, subject, profile, case, env, planned, notices, note, vllm)
+
+
+def _finish(
+    spec: ServingSpec,
+    facts: Facts,
+    subject: _Subject,
+    profile: Profile,
+    case: Case,
+    env: list[Setting],
+    planned: Mapping[str, Setting],
+    notices: list[rules.Notice],
+    note: str,
+    vllm: str,
+) -> Plan:
+    """Put the settled case into a Plan."""
+    final = [_final_flag(name, value, planned, spec, case) for name, value in case.flags.items()]
+    # Ours in their order first, then the operator's by name.
+    order = {name: number for number, name in enumerate(planned)}
+    final.sort(key=lambda flag: (order.get(flag[0], len(order)), flag[0]))
+    settings = [_final_variable(setting, spec, facts, case) for setting in env]
+    known = {setting.name for setting in settings}
+    settings += [
+        Setting(
+            name, case.env.get(name, spec.env.get(name, "")), case.reasons.get(name, "set by you (--env)")
+        )
+        for name in sorted({*spec.env, *case.env} - known)
+    ]
+    large = subject.weight_bytes > LARGE_WEIGHT_BYTES
+    if case.device == "cpu":
+        ready = recipes.CPU_READY_TIMEOUT_S
+    else:
+        ready = recipes.ROCM_READY_TIMEOUT_LARGE_S if large else recipes.ROCM_READY_TIMEOUT_S
+    served = case.flags.get("served-model-name", subject.path)
+    tail = ""
+    if case.device == "rocm" and not spec.gpu and facts.host is None and facts.gpus is None:
+        tail = (
+            f" Memory is that of {case.card.name if case.card else ASSUMED_CARD} (name another with --gpu)."
+        )
+    return Plan(
+        device=case.device,
+        model=subject.path,
+        served_name=_text("served-model-name", served),
+        tp=case.tp,
+        host=spec.host if profile.command is None else str(case.flags.get("host", spec.host)),
+        port=spec.port,
+        env=tuple(settings),
+        flags=tuple(flag for _, flag in final),
         ready_timeout_s=ready,
-        shutdown_timeout_s=_seconds(_text("shutdown-timeout", values)),
-        note=f"{note}, with {_called(name, facts)}, tensor-parallel size {tp}.",
+        shutdown_timeout_s=_seconds(_text("shutdown-timeout", case.flags.get("shutdown-timeout", "0"))),
+        note=f"{note}, with {_called(subject, facts)}, tensor-parallel size {case.tp}.{tail}",
+        profile=profile.name,
+        vllm=vllm,
+        image=case.image,
+        card=case.card,
+        memory=case.memory,
+        notices=tuple(notices),
+        deployment=_deployment(case, subject, ready),
+        weight_bytes=subject.weight_bytes,
     )
 
 
-def _called(name: str, facts: Facts) -> str:
-    if name == TINY:
-        return "the tiny DeepSeek-V4 (random weights: its answers make no sense, everything else is real)"
-    return f"the checkpoint in {facts.checkpoint.directory}" if facts.checkpoint else name
+def _gpus(spec: ServingSpec, facts: Facts) -> tuple[str, ...] | None:
+    """Architecture names; those of the named card when planning for other hardware than this host's."""
+    if spec.gpu:
+        card = catalog.find_card(spec.gpu)
+        return (card.gfx,) * spec.gpu_count if spec.gpu_count else None
+    return facts.gpus
 
 
-def _defaults_for(device: Literal["cpu", "rocm"], dims: catalog.Dims) -> tuple[int, int]:
-    """Tensor-parallel size and length for a checkpoint directory: those of the catalog's model with its
-    sizes, if any."""
+def _card(
+    spec: ServingSpec, facts: Facts, gpus: tuple[str, ...] | None, device: Literal["cpu", "rocm"]
+) -> tuple[Card | None, bool]:
+    """The kind of GPU that is planned for, and whether it is a virtual function."""
     if device == "cpu":
-        return 1, catalog.models()[TINY].default_max_model_len
-    for model in catalog.models().values():
-        if model.dims == dims:
-            return model.default_tp, model.default_max_model_len
-    return max(rules.legal_tp(dims), default=1), dims.max_position_embeddings
+        return None, False
+    if spec.gpu:
+        return catalog.find_card(spec.gpu), False
+    if facts.host and facts.host.gpus:
+        first = facts.host.gpus[0]
+        found = catalog.card_by_device_id(first.device_id)
+        if found:
+            card, virtual = found
+            measured = min(gpu.hbm_bytes for gpu in facts.host.gpus) or card.hbm_bytes
+            return dataclasses.replace(card, hbm_bytes=min(card.hbm_bytes, measured)), virtual
+        unknown = Card(
+            name="unknown",
+            gfx=first.gfx,
+            target=first.gfx == "gfx942",
+            hbm_bytes=max(first.hbm_bytes, 1),
+            compute_units=max(first.compute_units, 1),
+            device_ids=(first.device_id,),
+            vf_device_ids=(),
+            fp8="fnuz" if first.gfx == "gfx942" else "ocp",
+            tuned_gemm_rows=None,
+            sources=(),
+        )
+        return unknown, False
+    if gpus and "gfx950" in gpus:
+        return catalog.cards()["mi350x"], False
+    return catalog.cards()[ASSUMED_CARD], False
+
+
+def _subject(spec: ServingSpec, facts: Facts, device: Literal["cpu", "rocm"]) -> _Subject:
+    name = spec.model or default_model(device)
+    found = facts.checkpoint
+    if found is None:
+        entry = catalog.find_model(name)
+        return _Subject(
+            name=name,
+            path=str(facts.tiny_directory) if entry.repo is None else entry.repo,
+            served=entry.name,
+            dims=entry.dims,
+            traits=entry.traits,
+            family=entry.family,
+            weight_bytes=entry.weight_bytes,
+            default_tp=entry.default_tp,
+            default_len=entry.default_max_model_len,
+            local=entry.repo is None,
+            model=entry,
+            quantization=None,
+        )
+    traits = found.traits or Traits(found.model_type, "fp4", Draft())
+    twin = next((model for model in catalog.models().values() if model.dims == found.dims), None)
+    if device == "cpu":
+        tp, length = 1, catalog.models()[TINY].default_max_model_len
+    elif twin:
+        tp, length = twin.default_tp, twin.default_max_model_len
+    else:
+        tp = max(rules.legal_tp(found.dims, traits.fp8_block), default=1)
+        length = found.dims.max_position_embeddings
+    if found.draft is None:  # config.json may promise a draft whose tensors are not there
+        traits = dataclasses.replace(traits, draft=Draft())
+    return _Subject(
+        name=name,
+        path=str(found.directory),
+        served=found.directory.name,
+        dims=found.dims,
+        traits=traits,
+        family=twin.family if twin else catalog.family_of(found.dims),
+        weight_bytes=found.weight_bytes,
+        default_tp=tp,
+        default_len=length,
+        local=True,
+        model=twin,
+        quantization=found.quantization,
+    )
+
+
+def _vllm(spec: ServingSpec, facts: Facts, device: Literal["cpu", "rocm"]) -> str:
+    if spec.vllm:
+        if not catalog.version(spec.vllm):
+            raise refused(
+                f"{spec.vllm!r} is not a version of vLLM",
+                why="The plan has to know what that vLLM can do.",
+                fix=f"Use --vllm {catalog.releases().default}.",
+            )
+        return spec.vllm
+    if device == "rocm" and spec.image:
+        tag = spec.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+        if tag.startswith("v") and catalog.version(tag):
+            return ".".join(str(part) for part in catalog.version(tag))
+    # A plan for another machine is made for the version that the image of this bundle has.
+    return facts.vllm_version or catalog.releases().default
+
+
+def _image(spec: ServingSpec, vllm: str) -> str:
+    if spec.image:
+        return spec.image
+    table = catalog.releases()
+    if vllm != table.default:
+        return f"{table.image.rpartition(':')[0]}:v{vllm}"
+    return f"{table.image}@{table.image_digest}" if table.image_digest else table.image
 
 
 def _default_tp(
-    device: Literal["cpu", "rocm"], dims: catalog.Dims, wanted: int, gpus: tuple[str, ...] | None
+    device: Literal["cpu", "rocm"], subject: _Subject, profile: Profile, gpus: tuple[str, ...] | None
 ) -> int:
-    if device == "cpu" or not gpus:
+    wanted = profile.tp or subject.default_tp
+    if device == "cpu":
+        return 1
+    if not gpus:
         return wanted
-    return max((tp for tp in rules.legal_tp(dims) if tp <= min(wanted, len(gpus))), default=1)
+    legal = rules.legal_tp(subject.dims, subject.traits.fp8_block)
+    return max((tp for tp in legal if tp <= min(wanted, len(gpus))), default=1)
 
 
-def _cpu_env() -> list[Setting]:
-    return [
-        *_common_env(),
-        Setting(
-            "VLLM_CPU_KVCACHE_SPACE",
-            "1",
-            "GiB of memory for the KV cache; holds tens of thousands of tokens of the tiny model",
+def _limits(
+    profile: Profile, subject: _Subject, card: Card | None, tp: int, dp: int, ep: bool
+) -> tuple[Limits, bool]:
+    """The profile's limits for this model and card, and whether the weights leave little room."""
+    roomy = card is None or card.hbm_bytes >= ROOMY_CARD_BYTES
+    large = subject.weight_bytes > LARGE_WEIGHT_BYTES
+    limits = (profile.large_roomy if roomy else profile.large) if large else profile.limits
+    if card is None or profile.command is not None:
+        return limits, False
+    layout = Layout(
+        subject.dims, subject.traits, card, catalog.releases().default, tp, 256, dp=dp, ep=ep,
+        measured=subject.model.measured if subject.model else None,
+    )  # fmt: skip
+    if memory_plan.plan(layout).load < TIGHT_SHARE * card.hbm_bytes:
+        return limits, False
+    small = TIGHT_LARGE if large else TIGHT
+    length = limits.max_model_len if isinstance(limits.max_model_len, str) else None
+    return (
+        Limits(
+            min(limits.max_num_seqs, small.max_num_seqs),
+            min(limits.max_num_batched_tokens, small.max_num_batched_tokens),
+            length
+            or min(limits.max_model_len or small.max_model_len or 0, small.max_model_len or 2**31)
+            or None
+            if limits.max_model_len or small.max_model_len
+            else None,
         ),
-        Setting(
-            "VLLM_CPU_OMP_THREADS_BIND",
-            "nobind",
-            "pinning threads to cores collides with everything else on a shared machine",
-        ),
-        Setting("OMP_NUM_THREADS", "1", "more threads only spin against each other at this size"),
-        Setting(
-            "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
-            "1",
-            "vLLM 0.32's CPU workers never end by themselves; by default it waits 5 s before it ends them",
-        ),
-    ]
+        True,
+    )
 
 
-def _cpu_flags(tp: int) -> list[Setting]:
-    flags = [
-        Setting("max-num-seqs", "8", "a CPU gains nothing from larger batches"),
-        Setting(
-            "enforce-eager",
-            True,
-            "the reference operators are plain torch; there is nothing to capture or compile",
-        ),
-        Setting(
-            "shutdown-timeout",
-            str(CPU_SHUTDOWN_TIMEOUT_S),
-            "seconds for running requests to finish when the server is stopped",
-        ),
-    ]
-    if tp > 1:
-        flags.append(Setting("distributed-executor-backend", "mp", "the ranks are processes on this host"))
-    return flags
+def _wanted_length(
+    spec: ServingSpec, profile: Profile, subject: _Subject, limits: Limits, device: Literal["cpu", "rocm"]
+) -> tuple[int, str]:
+    """The length to begin with, and its reason. The memory plan may shorten it when nobody named one."""
+    most = subject.dims.max_position_embeddings
+    if isinstance(spec.max_model_len, int):
+        return spec.max_model_len, "--max-model-len"
+    if spec.max_model_len == "auto":
+        return most, "the longest that fits (--max-model-len auto)"
+    if profile.command is not None:
+        return most, "the model's own, as the command names none"
+    if device == "cpu" or limits.max_model_len is None:
+        return min(subject.default_len, most), f"default for {subject.name} on {device}"
+    if limits.max_model_len == "auto":
+        return most, f"the longest that fits (profile {profile.name})"
+    return min(limits.max_model_len, most), f"profile {profile.name}"
 
 
-def _rocm_env(large: bool) -> list[Setting]:
-    ready = ROCM_READY_TIMEOUT_LARGE_S if large else ROCM_READY_TIMEOUT_S
-    return [
-        *_common_env(),
-        Setting("VLLM_ROCM_USE_AITER", "1", "the sparse indexer refuses to start on gfx942 without AITER"),
-        Setting(
-            "VLLM_ROCM_USE_AITER_FP8BMM",
-            "0",
-            "its kernels exist for gfx950 only; older defaults crashed MI300X (vllm#34641)",
-        ),
-        Setting("VLLM_ROCM_USE_AITER_FP4BMM", "0", "same"),
-        Setting(
-            "VLLM_ENGINE_READY_TIMEOUT_S",
-            str(ready),
-            "loading and AITER's first compilation take longer than vLLM's 600 s",
-        ),
-        Setting(
-            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
-            "1800",
-            "AITER compiles inside the first request while its cache is cold",
-        ),
-        Setting(
-            "HSA_NO_SCRATCH_RECLAIM",
-            "1",
-            "as in AMD's base image: distributed start-up dies without it on gfx942",
-        ),
-        Setting(
-            "HIP_FORCE_DEV_KERNARG",
-            "1",
-            "AMD's serving profile: kernel arguments in device memory, lower launch latency",
-        ),
-        Setting("NCCL_MIN_NCHANNELS", "112", "AMD's serving profile for xGMI-connected GPUs"),
-        Setting("TORCH_BLAS_PREFER_HIPBLASLT", "1", "AMD's serving profile"),
-        Setting("OMP_NUM_THREADS", "1", "one rank per GPU: CPU threads would only compete"),
-        Setting("AITER_TRITON_LOG_LEVEL", "ERROR", "a warning per call would flood the log"),
-    ]
+def _exact_flags(profile: Profile, spec: ServingSpec) -> list[Setting]:
+    """The profile's command, with what the operator named by option in its place."""
+    flags = {name: Setting(name, value, reason) for name, (value, reason) in (profile.command or {}).items()}
+    if spec.host != ServingSpec().host:
+        flags["host"] = Setting("host", spec.host, "the address to listen on (--host)")
+    if spec.tp:
+        flags["tensor-parallel-size"] = Setting("tensor-parallel-size", str(spec.tp), "--tp")
+    if spec.port != DEFAULT_PORT:
+        flags["port"] = Setting("port", str(spec.port), "the port to listen on (--port)")
+    if isinstance(spec.max_model_len, int):
+        flags["max-model-len"] = Setting("max-model-len", str(spec.max_model_len), "--max-model-len")
+    return list(flags.values())
 
 
-def _rocm_flags(large: bool, vllm_version: str) -> list[Setting]:
-    flags = [
-        Setting(
-            "distributed-executor-backend",
-            "mp",
-            "gives every step a deadline, so that a hung GPU ends the process",
-        ),
-        Setting(
-            "gpu-memory-utilization",
-            "0.90" if large else "0.85",
-            "recipe: graphs need several GiB outside the pool",
-        ),
-        Setting("max-num-seqs", "32" if large else "256", "recipe: vLLM's default of 1024 overruns memory"),
-        Setting(
-            "max-num-batched-tokens",
-            "8192",
-            "recipe: the default of 16384 costs KV memory per request and large buffers",
-        ),
-        Setting(
-            "compilation-config",
-            '{"cudagraph_mode":"FULL_DECODE_ONLY"}',
-            "what vLLM falls back to anyway for this model",
-        ),
-        Setting(
-            "shutdown-timeout",
-            str(ROCM_SHUTDOWN_TIMEOUT_S),
-            "seconds for running requests and GPU teardown when stopped",
-        ),
-        Setting(
-            "fail-on-environ-validation", True, "a mistyped VLLM_ variable is an error, not a silent no-op"
-        ),
-    ]
-    if not large and _release(vllm_version) >= (0, 33):
-        flags.append(
-            Setting(
-                "moe-backend",
-                "aiter",
-                "twice the decode speed; from vLLM 0.33 it accepts DeepSeek-V4 on gfx942",
+def _utilization(subject: _Subject, card: Card | None) -> str:
+    roomy = card is not None and card.hbm_bytes >= ROOMY_CARD_BYTES
+    return "0.85" if subject.family == "flash" and not roomy else "0.90"
+
+
+def _holds_in_memory(facts: Facts, weight_bytes: int) -> bool:
+    """Whether this host's memory holds the checkpoint with room, so that it can be read ahead."""
+    if facts.host is None:
+        return False
+    memory = facts.host.memory
+    return min(memory.total, memory.limit or memory.total) >= MEMORY_FACTOR * weight_bytes
+
+
+def _check_numbers(values: Mapping[str, Value]) -> None:
+    for name in _NUMBERS:
+        value = values.get(name)
+        if value is not None and (not isinstance(value, str) or count(value) is None):
+            raise refused(
+                f"--set {name}={value if isinstance(value, str) else str(value).lower()} is not a number",
+                why="The memory plan is made with it, and vLLM would refuse it.",
+                fix=f"Write --set {name}=8192, for example.",
             )
-        )
-    if large:
-        flags.append(
-            Setting(
-                "moe-backend",
-                "triton_unfused",
-                "aiter would pad the experts of Pro to 512 and cost a third more memory",
+    share = values.get("gpu-memory-utilization")
+    if share is not None:
+        try:
+            number = float(share) if isinstance(share, str) else 0.0
+        except ValueError:
+            number = 0.0
+        if not 0 < number <= 1 or math.isnan(number):
+            raise refused(
+                f"--set gpu-memory-utilization={share} is not a share of memory",
+                why="It is a number above 0 and at most 1.",
+                fix="Write --set gpu-memory-utilization=0.9, for example.",
             )
-        )
-    return flags
 
 
-def _common_env() -> list[Setting]:
-    return [
-        Setting("VLLM_PLUGINS", rules.PLUGIN, "load this bundle's patches and no other plugin"),
-        Setting("VLLM_NO_USAGE_STATS", "1", "nothing is reported to anybody"),
-        Setting("DO_NOT_TRACK", "1", "same"),
-    ]
+def _layout(case: Case, subject: _Subject) -> Layout:
+    """What the memory plan is made for, read from the flags as they stand."""
+    backend = case.text("moe-backend") or "auto"
+    if backend in AITER_MOE:
+        multiple = 256
+    elif backend == "emulation":
+        multiple = 32
+    else:
+        multiple = 128 if case.has("moe_pad_128") else 256
+    speculating = bool(speculation(case).get("method"))
+    if case.device == "cpu":
+        space = count(case.variable("VLLM_CPU_KVCACHE_SPACE") or "") or recipes.CPU_KV_GIB
+        # vllm/engine/arg_utils.py, v0.32.0: defaults of the API server on a CPU, where nothing is asynchronous
+        batch, sequences = 2048 * case.tp, 128 * case.tp
+        kv_bytes: int | None = space * 2**30
+    else:
+        batch = memory_plan.DEFAULT_MAX_NUM_BATCHED_TOKENS
+        sequences = memory_plan.DEFAULT_MAX_NUM_SEQS
+        kv_bytes = count(case.text("kv-cache-memory-bytes") or "")
+    return Layout(
+        dims=case.dims,
+        traits=case.traits,
+        card=case.card,
+        vllm=case.vllm,
+        tp=case.tp,
+        max_model_len=case.max_model_len,
+        max_num_batched_tokens=max(case.number("max-num-batched-tokens", batch), 1),
+        max_num_seqs=max(case.number("max-num-seqs", sequences), 1),
+        dp=max(case.dp, 1),
+        pp=max(case.number("pipeline-parallel-size", 1), 1),
+        ep=case.on("enable-expert-parallel"),
+        experts_multiple=multiple if case.device == "rocm" else 1,
+        draft=case.traits.draft if speculating else Draft(),
+        draft_tokens=draft_tokens(case),
+        utilization=float(case.text("gpu-memory-utilization") or memory_plan.DEFAULT_UTILIZATION),
+        kv_bytes=kv_bytes,
+        eager=case.on("enforce-eager") or case.json("compilation-config").get("cudagraph_mode") == "NONE",
+        asynchronous=case.device == "rocm" and case.flags.get("async-scheduling") is not False,
+        measured=subject.model.measured if subject.model else None,
+    )
 
 
-def _common_flags() -> list[Setting]:
-    return [
-        Setting(
-            "tokenizer-mode",
-            "deepseek_v4",
-            "the checkpoint has no chat template; vLLM's own encoder builds the prompt",
-        ),
-        Setting("reasoning-parser", "deepseek_v4", "separates the thinking from the answer"),
-        Setting("tool-call-parser", "deepseek_v4", "reads the model's tool calls"),
-        Setting("enable-auto-tool-choice", True, "lets requests use tools"),
-    ]
+def _with_memory(case: Case, spec: ServingSpec, subject: _Subject) -> Case:
+    """The case with its memory plan; a length that nobody named becomes the longest that fits."""
+    memory = memory_plan.plan(_layout(case, subject))
+    free_to_choose = spec.max_model_len in (None, "auto") and not case.exact and case.device == "rocm"
+    if free_to_choose and not memory.fits and memory.longest >= rules.hardware.MIN_MODEL_LEN:
+        flags = {**case.flags, "max-model-len": str(memory.longest)}
+        reasons = {**case.reasons, "max-model-len": f"the longest that fits; {case.max_model_len} does not"}
+        case = dataclasses.replace(case, max_model_len=memory.longest, flags=flags, reasons=reasons)
+        memory = memory_plan.plan(_layout(case, subject))
+    return dataclasses.replace(case, memory=memory)
 
 
-def _with_overrides(flags: list[Setting], overrides: Mapping[str, str | bool]) -> list[Setting]:
-    """Our flags with the operator's: theirs replace ours of the same name, in place, and new ones follow
-    sorted by name."""
-    planned = {flag.name: flag for flag in flags}
-    for name in sorted(overrides):
-        value = overrides[name]
+def _fewer_sequences(case: Case, memory: Memory) -> Case:
+    """The plan's own number of sequences, lowered to what the cache holds."""
+    planned = case.number("max-num-seqs", memory_plan.DEFAULT_MAX_NUM_SEQS)
+    if planned <= memory.sequences:
+        return case
+    reason = f"what the cache holds at a quarter of max-model-len each (the recipe has {planned})"
+    return dataclasses.replace(
+        case,
+        flags={**case.flags, "max-num-seqs": str(memory.sequences)},
+        reasons={**case.reasons, "max-num-seqs": reason},
+    )
+
+
+def _final_flag(
+    name: str, value: Value, planned: Mapping[str, Setting], spec: ServingSpec, case: Case
+) -> tuple[str, Setting]:
+    """A flag as the plan prints it, with the reason of whoever decided it last. The first item is the name to
+    sort by."""
+    ours = planned.get(name)
+    if name in case.reasons:
+        reason = case.reasons[name]
+    elif name in spec.overrides:
         reason = "set by you (--set)"
-        if name in planned:
-            was = "on" if planned[name].value is True else planned[name].value
-            reason += f"; the plan had {was}"
-        planned[name] = (
-            Setting(name, value, reason) if value is not False else Setting(f"no-{name}", True, reason)
-        )
-    return list(planned.values())
+        if ours:
+            reason += f"; the plan had {'on' if ours.value is True else ours.value}"
+    else:
+        reason = ours.reason if ours else ""
+    if value is False:
+        return name, Setting(f"no-{name}", True, reason)
+    return name, Setting(name, value, reason)
 
 
-def _operator_wins(setting: Setting, environ: Mapping[str, str]) -> Setting:
-    theirs = environ.get(setting.name)
+def _final_variable(setting: Setting, spec: ServingSpec, facts: Facts, case: Case) -> Setting:
+    if setting.name in case.reasons:
+        return Setting(setting.name, case.env[setting.name], case.reasons[setting.name])
+    theirs = case.environ.get(setting.name)
     if theirs is None or theirs == setting.value:
         return setting
+    if setting.name in spec.env:
+        return Setting(setting.name, theirs, f"set by you (--env); the plan had {setting.value}")
     reason = f"from your environment; the plan had {setting.value} ({setting.reason})"
     return Setting(setting.name, theirs, reason, theirs=True)
 
 
-def _text(name: str, values: Mapping[str, str | Literal[True]]) -> str:
-    value = values.get(name)
+def _deployment(case: Case, subject: _Subject, ready: int) -> Deployment:
+    """What surrounds the server, with everything decided that the operator left open."""
+    asked = case.deployment
+    shm = asked.shm_bytes or (SHM_BYTES if case.device == "rocm" else 2**30)
+    if case.device == "rocm":
+        host = int(MEMORY_FACTOR * case.weight_bytes) + (ENGRAM_BYTES if case.v41 else 0)
+    else:
+        host = 3 * 2**30 + (case.tp - 1) * 3 * 2**29
+    defaults = Deployment(
+        name="dsv4",
+        replicas=1,
+        gpu_resource=GPU_RESOURCE,
+        shm_bytes=shm,
+        memory_request_bytes=host + shm,
+        startup_budget_s=ready,
+        liveness_timeout_s=15,
+        pre_stop_s=15,
+        grace_s=sum(grace_parts(case)),
+        max_surge=0,
+        max_unavailable=1,
+        service_links=False,
+        egress=not subject.local,
+        cached=subject.local,
+    )
+    return dataclasses.replace(
+        defaults,
+        **{
+            field.name: value
+            for field in dataclasses.fields(asked)
+            if (value := getattr(asked, field.name)) is not None
+        },
+    )
+
+
+def _called(subject: _Subject, facts: Facts) -> str:
+    if subject.name == TINY:
+        return "the tiny DeepSeek-V4 (random weights: its answers make no sense, everything else is real)"
+    return f"the checkpoint in {facts.checkpoint.directory}" if facts.checkpoint else subject.name
+
+
+def _text(name: str, value: Value) -> str:
     if isinstance(value, str):
         return value
     raise refused(
@@ -422,8 +627,3 @@ def _seconds(value: str) -> int:
         why="vLLM takes whole seconds, 0 for none.",
         fix="Write --set shutdown-timeout=30.",
     )
-
-
-def _release(version: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)

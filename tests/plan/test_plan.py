@@ -59,8 +59,8 @@ def test_the_cpu_plan_in_full() -> None:
     command = (
         "serve /cache/tiny-v1 --host 127.0.0.1 --port 8000 --served-model-name tiny --tensor-parallel-size 1 "
         "--max-model-len 4608 --tokenizer-mode deepseek_v4 --reasoning-parser deepseek_v4 "
-        "--tool-call-parser deepseek_v4 --enable-auto-tool-choice --max-num-seqs 8 --enforce-eager "
-        "--shutdown-timeout 30"
+        "--tool-call-parser deepseek_v4 --enable-auto-tool-choice "
+        "--middleware rocm_patches.admission.Admission --max-num-seqs 8 --enforce-eager --shutdown-timeout 30"
     )
     assert made.argv == command.split()
 
@@ -106,8 +106,8 @@ def test_pro_has_its_own_figures() -> None:
     assert made.tp == 8
     assert flags(made)["gpu-memory-utilization"] == "0.90"
     assert flags(made)["max-model-len"] == "131072"
-    assert made.environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "7200"
-    assert made.ready_timeout_s == 7200
+    assert made.environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "10800"
+    assert made.ready_timeout_s == 10800
 
 
 def test_the_default_tp_fits_the_gpus_that_are_there() -> None:
