@@ -25,7 +25,7 @@ APT_TOOLS ?= curl=curl
 
 BIN = $(VENV)/bin
 
-.PHONY: help venv venv-test up down deps lint test test-fast bench lock clean python-check
+.PHONY: help venv venv-test up down deps tools chart lint test test-fast bench lock clean python-check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,12 @@ deps: ## system packages that the tests need, when they are missing
 	apt-get -o DPkg::Lock::Timeout=300 -qq update && \
 	DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends $$missing
 
+tools: venv-test ## what the tests of the Helm chart run (two releases of helm, kubectl, trivy, promtool), hash-checked
+	@"$(BIN)/python" tools/kube_tools.py
+
+chart: venv ## rewrite what the Helm chart derives from values.yaml and the catalog
+	@"$(BIN)/python" tools/chart.py
+
 lint: venv-test ## ruff (rules and format) and mypy
 	"$(BIN)/ruff" check .
 	"$(BIN)/ruff" format --check .
@@ -69,10 +75,10 @@ lint: venv-test ## ruff (rules and format) and mypy
 
 # One thread: torch's threads spin while they wait, which on a shared machine costs more than they bring.
 test test-fast: export OMP_NUM_THREADS ?= 1
-test: deps venv-test lint ## everything: lint, then all tests with real servers (PYTEST_ARGS= goes to pytest)
+test: deps venv-test tools lint ## everything: lint, then all tests with real servers (PYTEST_ARGS= goes to pytest)
 	"$(BIN)/python" -m pytest $(PYTEST_ARGS)
 
-test-fast: deps venv-test ## the tests that start no vLLM
+test-fast: deps venv-test tools ## the tests that start no vLLM
 	"$(BIN)/python" -m pytest -m "not vllm and not e2e" $(PYTEST_ARGS)
 
 bench: venv ## start-up, memory and decode speed against plain vLLM (BENCH_ARGS='--json FILE')
@@ -83,5 +89,5 @@ lock: python-check ## rewrite the hashed locks from pyproject.toml (LOCK_ARGS=--
 
 clean: python-check ## remove the virtual environment, caches and build leftovers
 	@"$(PYTHON)" tools/install.py --venv "$(VENV)" --remove
-	@rm -rf build dist *.egg-info tools/vllm-shim/build tools/vllm-shim/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist .cache/tools *.egg-info tools/vllm-shim/build tools/vllm-shim/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -74,6 +74,7 @@ def test_locks_satisfy_pyproject() -> None:
         *project["build-system"]["requires"],
         *project["project"]["dependencies"],
         *extras["cpu"],
+        *extras["kubernetes"],
         *extras["test"],
     ]
     for text in wanted:

@@ -102,7 +102,8 @@ def main() -> int:
         # The tests run in the environment of the no-GPU mode: what that already pins stays as it is.
         pins = scratch / "cpu-pins.txt"
         pins.write_text("".join(f"{match[0]}\n" for entry in cpu.values() if (match := PIN.match(entry))))
-        both = [project, "--extra", "cpu", "--extra", "test", "--constraints", str(pins)]
+        extras = [word for extra in ("cpu", "kubernetes", "test") for word in ("--extra", extra)]
+        both = [project, *extras, "--constraints", str(pins)]
         test = resolve(uv, scratch, both, keep=(LOCKS / "test.txt").read_text(), upgrade=upgrade)
         test = {package: entry for package, entry in test.items() if package not in cpu | build}
 
