@@ -25,7 +25,7 @@ APT_TOOLS ?= curl=curl
 
 BIN = $(VENV)/bin
 
-.PHONY: help venv venv-test up down deps tools chart lint test test-fast bench lock clean python-check
+.PHONY: help venv venv-test up down deps tools sources fingerprints docs chart lint test test-fast bench lock clean python-check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,15 @@ deps: ## system packages that the tests need, when they are missing
 tools: venv-test ## what the tests of the Helm chart run (two releases of helm, kubectl, trivy, promtool), hash-checked
 	@"$(BIN)/python" tools/kube_tools.py
 
+sources: venv-test ## what the patches are checked against: Python files of other vLLM releases (470 MB, once), hash-checked
+	@"$(BIN)/python" tools/vllm_sources.py
+
+fingerprints: sources ## record the digests of what the patches touch, and say which changed
+	@"$(BIN)/python" tools/fingerprints.py
+
+docs: venv ## rewrite docs/patches.md
+	@"$(BIN)/python" tools/patches_doc.py
+
 chart: venv ## rewrite what the Helm chart derives from values.yaml and the catalog
 	@"$(BIN)/python" tools/chart.py
 
@@ -75,10 +84,10 @@ lint: venv-test ## ruff (rules and format) and mypy
 
 # One thread: torch's threads spin while they wait, which on a shared machine costs more than they bring.
 test test-fast: export OMP_NUM_THREADS ?= 1
-test: deps venv-test tools lint ## everything: lint, then all tests with real servers (PYTEST_ARGS= goes to pytest)
+test: deps venv-test tools sources lint ## everything: lint, then all tests with real servers (PYTEST_ARGS= goes to pytest)
 	"$(BIN)/python" -m pytest $(PYTEST_ARGS)
 
-test-fast: deps venv-test tools ## the tests that start no vLLM
+test-fast: deps venv-test tools sources ## the tests that start no vLLM
 	"$(BIN)/python" -m pytest -m "not vllm and not e2e" $(PYTEST_ARGS)
 
 bench: venv ## start-up, memory and decode speed against plain vLLM (BENCH_ARGS='--json FILE')

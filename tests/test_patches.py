@@ -141,6 +141,11 @@ def test_a_release_that_cannot_be_told_is_not_supported(tmp_path: Path) -> None:
     assert "of an unknown release is not supported" in patches.advice(result)
 
 
+def test_the_page_of_the_documentation_is_current() -> None:
+    tool = vllm_sources.tool("patches_doc")
+    assert tool.PAGE.read_text() == tool.page(), "`make docs`"
+
+
 # --- list, show -------------------------------------------------------------------------------------
 
 

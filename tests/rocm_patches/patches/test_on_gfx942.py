@@ -10,6 +10,8 @@ import pytest
 
 from tests.rocm_patches import gfx942
 
+pytestmark = pytest.mark.vllm
+
 CASES = "tests.rocm_patches.patches.on_gfx942"
 # bf16 results: eight significant bits. fp32 sums of 64 x 128 products.
 BF16, FP32 = 2.0**-8, 1e-5
