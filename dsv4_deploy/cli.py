@@ -158,6 +158,7 @@ def up(
     shell). State and logs are kept in $DSV4_STATE_DIR or ~/.local/state/dsv4-deploy, the tiny model in
     $DSV4_CACHE_DIR or ~/.cache/dsv4-deploy.
     """
+    from dsv4_deploy.preflight import run as preflight_run
     from dsv4_deploy.serve import up as serve
     from dsv4_deploy.serve.interrupts import Interrupts
     from dsv4_deploy.serve.logfile import Tail
@@ -173,10 +174,39 @@ def up(
         for setting in plan.from_environment:
             talk.note(f"{setting.name}={setting.value} {setting.reason}.")
         store = _store()
+        preflight_run.before_start(spec, plan, os.environ, store, talk.note)
         result = serve.up(spec, plan, store, talk, interrupts, timeout)
         _print_result(result, detached=detach)
         if not detach:
             serve.follow(result.record, store, interrupts, Tail(store.log(spec.port), from_end=True))
+
+
+@cli.command()
+@_deployment
+@click.option(
+    "--rocm", metavar="VERSION", help="ROCm of the image that will run; default: the one installed here."
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
+def preflight(spec: ServingSpec, rocm: str | None, as_json: bool) -> None:
+    """Check this host for the deployment that `up` would start; change nothing.
+
+    Each finding is ok, warn or fail, with cause and fix. Exit code 1 when one fails.
+    """
+    from dsv4_deploy.preflight import run
+
+    findings = run.examine(spec, os.environ, _store(), rocm=rocm)
+    if as_json:
+        click.echo(run.as_json(findings))
+    else:
+        colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for finding in findings:
+            first, *more = run.block(finding)
+            click.echo(click.style(first[:5], fg=colours[finding.level]) + first[5:])
+            for text in more:
+                click.echo(text)
+        click.echo(run.summary(findings))
+    if not run.passed(findings):
+        sys.exit(1)
 
 
 @cli.command()

@@ -46,7 +46,8 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The soft limits of this process; None means unlimited. `locked_memory` is in bytes."""
+    """The soft limits of this process; None means unlimited. `locked_memory` is in bytes and does not bind a
+    process with the capability IPC_LOCK."""
 
     open_files: int | None
     locked_memory: int | None
@@ -203,7 +204,19 @@ def _limits(root: pathlib.Path) -> Limits:
         fields = re.split(r" {2,}", line)
         if len(fields) >= 2:
             soft[fields[0]] = int(fields[1]) if fields[1].isdigit() else None
-    return Limits(soft.get("Max open files"), soft.get("Max locked memory"))
+    return Limits(
+        open_files=soft.get("Max open files"),
+        locked_memory=None if _may_lock(root) else soft.get("Max locked memory"),
+    )
+
+
+def _may_lock(root: pathlib.Path) -> bool:
+    """Whether the process has CAP_IPC_LOCK, bit 14 of its effective capabilities (capabilities(7))."""
+    for line in _lines(root / "proc/self/status"):
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return bool(int(value.strip() or "0", 16) >> 14 & 1)
+    return False
 
 
 def _hypervisor(root: pathlib.Path) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 
 from dsv4_deploy.facts import host
 from dsv4_deploy.facts.gpu import describe, gfx_name, read_gpus, read_pci
-from tests import hosts
+from tests import as_user, hosts
 from tests.hosts import GIB, Host
 
 KVM = ("QEMU", "Standard PC (Q35 + ICH9, 2009)")
@@ -142,36 +142,22 @@ def test_missing_devices(tmp_path: pathlib.Path) -> None:
     assert facts.render == ()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@as_user.only_root
 def test_devices_that_somebody_else_may_not_open(tmp_path: pathlib.Path) -> None:
     """The same host, read by a user outside the group of its devices."""
     hosts.write(tmp_path, Host(count=1))
     for device in (tmp_path / "dev/kfd", tmp_path / "dev/dri/renderD128"):
         os.chown(device, 0, hosts.RENDER_GID)
         device.chmod(0o660)
-    for directory in (tmp_path, *tmp_path.parents):  # pytest keeps its folders private
-        if directory.stat().st_mode & 0o777 == 0o700:
-            directory.chmod(0o711)
+    as_user.let_in(tmp_path)
 
-    def problems(groups: list[int]) -> str:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:  # nothing but system calls and the function under test
-            os.setgroups(groups)
-            os.setgid(12345)
-            os.setuid(12345)
-            facts = host.read(tmp_path)
-            assert facts.kfd is not None
-            answer = f"{facts.kfd.gid} {facts.kfd.problem} | {facts.render[0].problem} | {facts.uid}"
-            os.write(writer, answer.encode())
-            os._exit(0)
-        os.close(writer)
-        os.waitpid(child, 0)
-        with os.fdopen(reader) as pipe:
-            return pipe.read()
+    def problems() -> str:
+        facts = host.read(tmp_path)
+        assert facts.kfd is not None
+        return f"{facts.kfd.gid} {facts.kfd.problem} | {facts.render[0].problem} | {facts.uid}"
 
-    assert problems([]) == f"{hosts.RENDER_GID} Permission denied | Permission denied | 12345"
-    assert problems([hosts.RENDER_GID]) == f"{hosts.RENDER_GID} None | None | 12345"
+    assert as_user.run(problems) == f"{hosts.RENDER_GID} Permission denied | Permission denied | 12345"
+    assert as_user.run(problems, [hosts.RENDER_GID]) == f"{hosts.RENDER_GID} None | None | 12345"
 
 
 @pytest.mark.parametrize(

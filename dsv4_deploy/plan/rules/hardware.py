@@ -206,10 +206,12 @@ def unknown_card(case: Case) -> Found | None:
     link=f"{VLLM}/issues/48266",
 )
 def virtual_function_tp8(case: Case) -> Found | None:
-    if not case.virtual or case.tp < 8 or case.device != "rocm":
+    guest = case.host.hypervisor if case.host else None
+    if not (case.virtual or guest) or case.tp < 8 or case.device != "rocm":
         return None
+    where = "SR-IOV virtual functions" if case.virtual else f"the GPUs of a virtual machine ({guest})"
     return Found(
-        f"--tp {case.tp} on SR-IOV virtual functions",
+        f"--tp {case.tp} on {where}",
         "On 8 virtual functions of MI300X a worker died without a traceback in its first collective; the cause "
         "is open.",
         "Try it with dummy weights first (--set load-format=dummy, two minutes), or use --tp 4.",
