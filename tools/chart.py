@@ -1,6 +1,8 @@
-"""Writes what the Helm chart derives from other files: values.schema.json and README.md from the comments of values.yaml,
-files/gpus.yaml from the catalog. In: helm/dsv4/values.yaml and dsv4_deploy/catalog. Out: those files; with --check nothing
-is written, and a stale one is an error. tests/helm/test_generated.py runs the check.
+"""Writes what the Helm chart derives from other files: values.schema.json and README.md from the comments of
+values.yaml, files/gpus.yaml from the catalog.
+
+In: helm/dsv4/values.yaml and dsv4_deploy/catalog. Out: those files; with --check nothing is written, and a stale one
+is an error.
 """
 
 from __future__ import annotations
@@ -71,8 +73,9 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list:
 INTRODUCTION = """\
 # dsv4
 
-DeepSeek-V4 with vLLM on AMD MI300X, MI308X and MI325X: a Helm chart for the dsv4-deploy image. Nothing of it has run on AMD
-hardware; [docs/kubernetes/install.md](../../docs/kubernetes/install.md) says what was checked, and how to install.
+DeepSeek-V4 with vLLM on AMD MI300X, MI308X and MI325X: a Helm chart for the dsv4-deploy image. Nothing of it has run
+on AMD hardware; [docs/kubernetes/install.md](../../docs/kubernetes/install.md) says what was checked, and how to
+install.
 
 ```
 helm install dsv4 helm/dsv4 -f helm/dsv4/profiles/mi300x/flash-tp4.yaml \\

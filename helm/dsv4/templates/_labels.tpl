@@ -1,0 +1,32 @@
+{{/* Labels and annotations. Selectors never change over a release's life; everything else may. */}}
+
+{{- define "dsv4.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: server
+{{- end -}}
+
+{{/* The chart's own labels win over the operator's. Call with (dict "root" $ "component" "download" "labels" (dict)). */}}
+{{- define "dsv4.labels" -}}
+{{- $own := dict
+  "helm.sh/chart" (include "dsv4.chart" .root)
+  "app.kubernetes.io/name" (default .root.Chart.Name .root.Values.nameOverride)
+  "app.kubernetes.io/instance" .root.Release.Name
+  "app.kubernetes.io/version" (.root.Chart.AppVersion | toString)
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "app.kubernetes.io/component" (default "server" .component) -}}
+{{- toYaml (merge $own (default (dict) .labels) (deepCopy .root.Values.commonLabels)) -}}
+{{- end -}}
+
+{{/* Name, namespace, labels and annotations of an object. Call with
+     (dict "root" $ "name" "x" "component" "server" "labels" (dict) "annotations" (dict)); all but root and name may be left out. */}}
+{{- define "dsv4.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "dsv4.labels" . | nindent 2 }}
+{{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
