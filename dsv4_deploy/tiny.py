@@ -108,10 +108,10 @@ CONFIG: dict[str, Any] = {
 # How much a sub-layer adds to the residual stream, beside embeddings of unit variance. Small enough that
 # bf16 rounding does not decide the next token, large enough that a wrong operator shows.
 ATTENTION_GAIN = 2.0
-EXPERT_GAIN = 0.05
+EXPERT_GAIN = 0.03
 # The head favours one successor per token by this many times its random part, so that greedy decoding has
 # a winner: with flat random logits the order of a sum would decide it.
-HEAD_SHARPNESS = 1.5
+HEAD_SHARPNESS = 2.0
 
 # The tokenizer is trained on this text: enough for a vocabulary of words that people try first.
 CORPUS = """
