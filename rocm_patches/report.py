@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from rocm_patches.registry import Applier
 
 FOLDER = "DSV4_PATCHES_REPORT"
 METRIC = "dsv4_patch_info"
+_PREFIX = "dsv4-patches-"
+_DAY_S = 86400
 
 
 def folder() -> Path:
@@ -27,9 +30,10 @@ def folder() -> Path:
     and removes it when it ends."""
     if (given := os.environ.get(FOLDER)) is not None:
         return Path(given)
-    made = tempfile.mkdtemp(prefix="dsv4-patches-")
-    os.environ[FOLDER] = made
     owner = os.getpid()
+    _remove_leftovers()
+    made = tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-")
+    os.environ[FOLDER] = made
 
     def remove() -> None:
         if os.getpid() == owner:  # a forked child inherits this handler
@@ -37,6 +41,19 @@ def folder() -> Path:
 
     atexit.register(remove)
     return Path(made)
+
+
+def _remove_leftovers() -> None:
+    """Remove this user's folders of servers that were killed, once they are a day old."""
+    for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
+        with contextlib.suppress(OSError, ValueError):
+            state = old.lstat()
+            if state.st_uid == os.getuid() and time.time() - state.st_mtime > _DAY_S:
+                owner = int(old.name.removeprefix(_PREFIX).split("-")[0])
+                try:
+                    os.kill(owner, 0)
+                except ProcessLookupError:
+                    shutil.rmtree(old)
 
 
 def process_name() -> str:

@@ -266,6 +266,19 @@ def test_tp_4_replaces_it_and_agrees(deployment: Deployment, first_up: Any) -> N
     assert text[:20] == whole[:20]
 
 
+def test_patches_status_shows_every_process_of_tp_4(deployment: Deployment, first_up: Any) -> None:
+    shown = deployment.run("patches", "status", deployment.url)
+    assert shown.returncode == 0, shown.stderr
+    release, header, *rows = shown.stdout.splitlines()
+    assert release == "vLLM 0.32.0, platform cpu"
+    assert re.findall(r"\S+(?= \(\d+\))", header) == [
+        "EngineCore", "MainProcess", *(f"VllmWorker-{rank}" for rank in range(4))
+    ]  # fmt: skip
+    states = dict(row.split(maxsplit=1) for row in rows)
+    # The API server has loaded what the patch changes, the others have not.
+    assert states["patches-in-metrics"].split() == ["armed", "active", *["armed"] * 4]
+
+
 def test_down_leaves_nothing_and_can_be_repeated(deployment: Deployment, first_up: Any) -> None:
     assert deployment.down().returncode == 0
     with pytest.raises(httpx.ConnectError):

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "triton", "vllm", "transformers"}
 
 
-def run_python(script: str) -> subprocess.CompletedProcess[str]:
+def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
 
 
@@ -95,6 +95,84 @@ def test_vllm_finds_the_entry_point() -> None:
         e for e in importlib.metadata.entry_points(group="vllm.general_plugins") if e.name == "rocm_patches"
     )
     assert entry.load() is plugin.register
+
+
+# --- patches ----------------------------------------------------------------------------------------
+
+PATCHES = """
+import json, os, pathlib, shutil, sys
+from rocm_patches import plugin, registry
+
+installed = plugin._vllm_root()
+changed = pathlib.Path(sys.argv[1])
+for file in registry.fingerprints()["0.32.0"]["files"]:
+    (changed / file).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(installed / file, changed / file)
+file = changed / "vllm/v1/metrics/prometheus.py"
+file.write_text(file.read_text().replace("return REGISTRY", "return CollectorRegistry()"))
+
+def attempt(root, **env):
+    for name in ("DSV4_PATCHES", "DSV4_PATCHES_SKIP"):
+        os.environ.pop(name, None)
+    os.environ.update(env)
+    plugin._vllm_root = lambda: root
+    plugin._active = plugin._applier = None
+    try:
+        plugin.register()
+    except registry.PatchError as error:
+        outcome = str(error)
+    else:
+        outcome = plugin.active()
+    armed = [finder for finder in sys.meta_path if isinstance(finder, registry.Applier)]
+    for finder in armed:
+        sys.meta_path.remove(finder)
+    return outcome, len(armed)
+
+print("RESULT" + json.dumps({
+    "typo": attempt(installed, DSV4_PATCHES_SKIP="typo"),
+    "mode": attempt(installed, DSV4_PATCHES="yes"),
+    "changed": attempt(changed),
+    "changed, auto": attempt(changed, DSV4_PATCHES="auto"),
+    "changed, skipped": attempt(changed, DSV4_PATCHES_SKIP="patches-in-metrics"),
+    "off": attempt(installed, DSV4_PATCHES="off"),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
+    """register() with real vLLM on the CPU: what it said, and how many import hooks it left."""
+    done = run_python(PATCHES, str(tmp_path_factory.mktemp("changed")))
+    assert done.returncode == 0, done.stderr
+    (line,) = (text for text in done.stdout.splitlines() if text.startswith("RESULT"))
+    return {name: tuple(outcome) for name, outcome in json.loads(line.removeprefix("RESULT")).items()}
+
+
+def test_a_changed_vllm_stops_the_process_before_anything_is_patched(
+    attempts: dict[str, tuple[str, int]],
+) -> None:
+    text, hooks = attempts["changed"]
+    assert hooks == 0
+    for words in (
+        "patch patches-in-metrics", "does not fit the installed vLLM 0.32.0", "get_prometheus_registry: unknown source",
+        "DSV4_PATCHES_SKIP=patches-in-metrics", "DSV4_PATCHES=auto",
+    ):  # fmt: skip
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("changed, auto", "does not fit"), ("changed, skipped", "named in DSV4_PATCHES_SKIP")]
+)
+def test_the_operator_can_go_on_without_it(attempts: dict[str, tuple[str, int]], how: str, why: str) -> None:
+    text, hooks = attempts[how]
+    taken, left_out = text.split("left out: ")
+    assert f"patches-in-metrics ({why}" in left_out and "patches-in-metrics" not in taken and hooks == 1
+
+
+def test_off_and_wrong_settings(attempts: dict[str, tuple[str, int]]) -> None:
+    assert "patches: none" in attempts["off"][0]
+    assert "DSV4_PATCHES_SKIP names typo" in attempts["typo"][0] and attempts["typo"][1] == 0
+    assert "DSV4_PATCHES=yes is none of" in attempts["mode"][0] and attempts["mode"][1] == 0
 
 
 # --- imports ----------------------------------------------------------------------------------------
