@@ -1,16 +1,18 @@
 """Names the cause of a vLLM that failed, from its log: the first real error, what it means, what to do.
 
-In: the path of a log. Out: a `Diagnosis`.
+In: a log, which may be large, damaged or somebody else's. Out: a `Diagnosis`. The known failures are data
+(rules.yaml); what no rule knows is shown, not guessed.
 """
 
 from __future__ import annotations
 
 import pathlib
+import time
+from typing import BinaryIO
 
-from dsv4_deploy.serve.logfile import first_error
-from dsv4_deploy.triage.diagnosis import Diagnosis, Line, write_termination_log
+from dsv4_deploy.triage.diagnosis import Diagnosis, write_termination_log
 
-__all__ = ["Diagnosis", "diagnose", "write_termination_log"]
+__all__ = ["Diagnosis", "diagnose", "diagnose_stream", "write_termination_log"]
 
 
 def diagnose(path: pathlib.Path, exit_code: int | None = None) -> Diagnosis:
@@ -19,11 +21,25 @@ def diagnose(path: pathlib.Path, exit_code: int | None = None) -> Diagnosis:
 
     Raises OSError when the log cannot be read.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    block = first_error(path)
-    excerpt = tuple(
-        Line(number, text)
-        for number, text in enumerate(lines, 1)
-        if any(part and part in text for part in block)
-    )
-    return Diagnosis(str(path), "unknown", "no rule knows this log", excerpt=excerpt[:12])
+    with path.open("rb") as stream:
+        quiet_s = max(0.0, time.time() - path.stat().st_mtime)
+        return diagnose_stream(stream, str(path), exit_code, quiet_s)
+
+
+def diagnose_stream(
+    stream: BinaryIO, name: str, exit_code: int | None = None, quiet_s: float = 0.0
+) -> Diagnosis:
+    """The same for anything that can be read, such as standard input. `quiet_s`: seconds without a new line."""
+    from dsv4_deploy.triage.rules import book
+    from dsv4_deploy.triage.search import Search
+
+    search = Search(book())
+    search.feed(stream)
+    return search.diagnosis(name, exit_code, quiet_s, _running())
+
+
+def _running() -> list[str]:
+    """The names of the programs that run on this machine."""
+    import psutil
+
+    return [process.info["name"] or "" for process in psutil.process_iter(["name"])]

@@ -77,7 +77,7 @@ class Diagnosis:
         lines = [f"{self.id}: {self.summary}"]
         if self.line:
             lines.append(f"  line {self.line.number}: {self.line.text}")
-        if self.speakers:
+        if len(self.speakers) > 1:
             lines.append(f"  said by: {_few(self.speakers)}")
         if self.cause:
             lines += _about(self.cause)
@@ -107,9 +107,10 @@ def _cut(text: str, limit: int) -> str:
     room = limit - len(tail)
     if room <= 0:
         return encoded[: max(0, limit)].decode("utf-8", errors="ignore")
-    kept = encoded[:room].decode("utf-8", errors="ignore")
-    whole_lines, newline, _ = kept.rpartition("\n")
-    return (whole_lines + newline if newline else kept[: room - 1] + "\n") + tail
+    lines = encoded[:room].rpartition(b"\n")
+    # A single endless line is cut inside, with room for the newline.
+    kept = lines[0] + lines[1] or encoded[: room - 1] + b"\n"
+    return kept.decode("utf-8", errors="ignore") + tail
 
 
 def write_termination_log(diagnosis: Diagnosis, path: pathlib.Path = TERMINATION_LOG) -> bool:
