@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 _ATTRIBUTES = re.compile(r'\s+name="(?P<name>[^"]+)"(?P<more>[^>]*)>', re.DOTALL)
 _STRING = re.compile(r'\sstring="([^"]*)"')
+_QUOTED = re.compile('"[^"]*("|$)')
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NEXT_NAME = 'name="'
 # What models wrap around the arguments although the format has no such level (vLLM knows the same two).
@@ -121,8 +122,7 @@ class Arguments:
             return ""
         match = _ATTRIBUTES.match(self._head)
         if match is None:
-            if self._head.count('"') % 2 == 0:  # the ">" is not one inside a name
-                self._broken = True
+            self._broken = ">" in _QUOTED.sub("", self._head)  # the tag ended, and this is no parameter
             return ""
         rest, self._head = self._head[match.end() :], None
         said = _STRING.search(match["more"])

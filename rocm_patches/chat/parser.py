@@ -123,6 +123,9 @@ class StrictEngine(StreamingParserEngine):
             elif terminal == "INVOKE_PREFIX":  # the next call begins, this one was not closed
                 begin = Transition(NAME, (EventType.TOOL_CALL_END, EventType.TOOL_CALL_START))
                 return self._apply_transition(begin, value, token_count)
+        if self.state is PREAMBLE and self.tool_index >= 0 and terminal in ("TOOL_END", "PARAM_CLOSE"):
+            self.state = ParserState.TOOL_BETWEEN  # behind a call, nothing is content any more
+            return []
         if self.skip_tool_parsing and terminal != DROP_TERMINAL:
             # vLLM's pass for reasoning. From the first call on, all of it is for the pass that reads calls.
             called, opens = self.in_calls, terminal in ("TOOL_START", "INVOKE_PREFIX")

@@ -304,7 +304,7 @@ FRAGMENTS = st.sampled_from(
     [
         dsml.BERLIN, dsml.param("days", "3", "false"), dsml.param("tags", "[1", None), dsml.CALL, dsml.block(dsml.CALL),
         f"<{D}tool_calls>", f"</{D}tool_calls>", f'<{D}invoke name="clock">', f"</{D}invoke>", f"<{D}parameter",
-        f"</{D}parameter>", f"<{D}", D, "<", '">', '" >', "</think>", "<think>", " name=", "text", "\n", ">", "杭",
+        f"</{D}parameter>", f"<{D}", D, "<", '">', '" >', " name=", "text", "\n", ">", "杭",
     ]
 )  # fmt: skip
 
@@ -313,7 +313,7 @@ FRAGMENTS = st.sampled_from(
 @hypothesis.given(st.lists(FRAGMENTS, max_size=12), st.lists(st.integers(1, 9), min_size=1), st.booleans())
 def test_any_sequence_of_tags(tokenizer: Any, fragments: list[str], sizes: list[int], thinking: bool) -> None:
     """Whole and streamed say the same, the content holds no DSML, and what is given out is JSON."""
-    case = Case("any", "".join(fragments), thinking=thinking)
+    case = Case("any", "Hm.</think>" * thinking + "".join(fragments), thinking=thinking)
     whole = Session(tokenizer, case, stock=False).whole(case.text)
     session = Session(tokenizer, case, stock=False)
     sizes = (sizes * len(session.tokens))[: len(session.tokens)]
@@ -324,7 +324,7 @@ def test_any_sequence_of_tags(tokenizer: Any, fragments: list[str], sizes: list[
     assert whole.calls == streamed.calls
     assert whole.incomplete == streamed.incomplete
     assert (whole.content or "").strip() == (streamed.content or "").strip()
-    assert (whole.reasoning or "").strip() == (streamed.reasoning or "").strip()
+    assert whole.reasoning == streamed.reasoning
 
 
 def test_the_patched_vllm_uses_it() -> None:
