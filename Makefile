@@ -21,7 +21,7 @@ TORCH_SHA256 ?=
 export TORCH_INDEX TORCH_WHEEL TORCH_SHA256
 
 # What the tests need of the system, as command=package (Debian's names).
-APT_TOOLS ?= curl=curl
+APT_TOOLS ?= curl=curl systemd-analyze=systemd
 
 BIN = $(VENV)/bin
 
@@ -62,8 +62,9 @@ deps: ## system packages that the tests need, when they are missing
 	apt-get -o DPkg::Lock::Timeout=300 -qq update && \
 	DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends $$missing
 
-tools: venv-test ## what the tests of the Helm chart run (two releases of helm, kubectl, trivy, promtool), hash-checked
+tools: venv-test ## what the tests of the Helm chart and of `render` run (helm, kubectl, trivy, promtool, compose, Quadlet)
 	@"$(BIN)/python" tools/kube_tools.py
+	@"$(BIN)/python" tools/render_tools.py
 
 sources: venv-test ## what the patches are checked against: Python files of other vLLM releases (470 MB, once), hash-checked
 	@"$(BIN)/python" tools/vllm_sources.py
