@@ -92,6 +92,7 @@ test-fast: deps venv-test tools sources ## the tests that start no vLLM
 	"$(BIN)/python" -m pytest -m "not vllm and not e2e" $(PYTEST_ARGS)
 
 bench: venv ## start-up, memory and decode speed against plain vLLM (BENCH_ARGS='--json FILE')
+	"$(BIN)/python" bench/commands.py
 	"$(BIN)/python" bench/startup.py $(BENCH_ARGS)
 
 lock: python-check ## rewrite the hashed locks from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)

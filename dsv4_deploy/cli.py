@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from dsv4_deploy.spec import ServingSpec
 
 PORT = click.IntRange(1, 65535)
+
+
+class _Length(click.ParamType):
+    """A number of tokens, or the word auto."""
+
+    name = "length"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "auto" else click.IntRange(min=1).convert(value, param, ctx)
+
+
+LENGTH = _Length()
 _port = click.option("--port", type=PORT, default=DEFAULT_PORT, show_default=True, help="The server's port.")
 
 
@@ -72,11 +84,14 @@ def _deployment(command: Callable[..., Any]) -> Callable[..., Any]:
         device: Any,
         host: str,
         port: int,
-        max_model_len: int | None,
+        max_model_len: Any,
         settings: tuple[str, ...],
+        variables: tuple[str, ...],
+        profile: str | None,
+        allow: tuple[str, ...],
         **rest: Any,
     ) -> Any:
-        from dsv4_deploy.plan import overrides
+        from dsv4_deploy.plan import asked, overrides
         from dsv4_deploy.spec import ServingSpec
 
         spec = ServingSpec(
@@ -87,6 +102,9 @@ def _deployment(command: Callable[..., Any]) -> Callable[..., Any]:
             port=port,
             max_model_len=max_model_len,
             overrides=overrides.parse(settings),
+            env=asked.variables(variables),
+            profile=profile,
+            allow=asked.allowed(allow),
         )
         return command(spec, **rest)
 
@@ -109,9 +127,9 @@ def _deployment(command: Callable[..., Any]) -> Callable[..., Any]:
             _port,
             click.option(
                 "--max-model-len",
-                type=click.IntRange(min=1),
-                metavar="N",
-                help="Longest request, in tokens.",
+                type=LENGTH,
+                metavar="N|auto",
+                help="Longest request, in tokens; auto: the longest that fits.",
             ),
             click.option(
                 "--set",
@@ -121,10 +139,72 @@ def _deployment(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Any other vLLM flag, e.g. --set max-num-seqs=16, --set enforce-eager=true, "
                 "--set no-enable-prefix-caching. Wins over the plan.",
             ),
+            click.option(
+                "--env",
+                "variables",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="An environment variable for the server. Wins over the plan.",
+            ),
+            click.option(
+                "--profile",
+                metavar="NAME",
+                help="default, latency, throughput, long-context, or pr41451 (the original command).",
+            ),
+            click.option(
+                "--allow",
+                multiple=True,
+                metavar="RULE",
+                help="Override a refusal or a change by the rule's name, or silence its warning.",
+            ),
         )
     ):
         with_spec = option(with_spec)
     return with_spec
+
+
+def _elsewhere(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what to plan for when it is not this host; they become part of the `spec`."""
+
+    @functools.wraps(command)
+    def with_target(
+        spec: ServingSpec,
+        gpu: str | None,
+        vllm: str | None,
+        image: str | None,
+        deploy: tuple[str, ...],
+        **rest: Any,
+    ) -> Any:
+        import dataclasses
+
+        from dsv4_deploy.plan import asked
+
+        name, number = asked.gpu(gpu) if gpu else (None, None)
+        target = dataclasses.replace(
+            spec, gpu=name, gpu_count=number, vllm=vllm, image=image, deployment=asked.deployment(deploy)
+        )
+        return command(target, **rest)
+
+    for option in reversed(
+        (
+            click.option(
+                "--gpu", metavar="NAME[:N]", help="Plan for N such GPUs, e.g. mi300x:8, not for this host."
+            ),
+            click.option("--vllm", metavar="VERSION", help="Plan for this vLLM; default: the image's."),
+            click.option(
+                "--image", metavar="IMAGE", help="The container image; its tag says which vLLM it holds."
+            ),
+            click.option(
+                "--deploy",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="What surrounds the server in a container or pod, e.g. --deploy replicas=2, "
+                "--deploy shm=32Gi, --deploy name=dsv4.",
+            ),
+        )
+    ):
+        with_target = option(with_target)
+    return _deployment(with_target)
 
 
 @cli.command()
@@ -173,6 +253,8 @@ def up(
         talk.note(plan.note)
         for setting in plan.from_environment:
             talk.note(f"{setting.name}={setting.value} {setting.reason}.")
+        for notice in plan.notices:
+            talk.note(notice.line())
         store = _store()
         preflight_run.before_start(spec, plan, os.environ, store, talk.note)
         result = serve.up(spec, plan, store, talk, interrupts, timeout)
@@ -207,6 +289,45 @@ def preflight(spec: ServingSpec, rocm: str | None, as_json: bool) -> None:
         click.echo(run.summary(findings))
     if not run.passed(findings):
         sys.exit(1)
+
+
+@cli.command()
+@_elsewhere
+@click.option("--json", "as_json", is_flag=True, help="A JSON object, for programs.")
+@click.option("--explain", is_flag=True, help="With the formula and source of every memory figure.")
+def plan(spec: ServingSpec, as_json: bool, explain: bool) -> None:
+    """Show what would run and why: memory, what rules changed or warn about, environment, command line.
+
+    Nothing is started and nothing is read but this host and the checkpoint. Exit code 2 when a rule refuses.
+    """
+    from dsv4_deploy.plan import show
+    from dsv4_deploy.plan.gather import gather
+    from dsv4_deploy.plan.plan import make_plan
+    from dsv4_deploy.serve import command
+
+    made = make_plan(spec, gather(spec, os.environ, dry_run=True))
+    if as_json:
+        click.echo(show.as_json(made))
+    else:
+        click.echo("\n".join(show.text(made, command.shown_launcher(os.environ), explain=explain)))
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="A JSON list, for programs.")
+@click.option("--markdown", is_flag=True, help="As docs/rules.md has them.")
+def rules(name: str | None, as_json: bool, markdown: bool) -> None:
+    """List the rules that refuse, change or warn, or show one of them."""
+    from dsv4_deploy.plan import asked, show
+    from dsv4_deploy.plan.rules import BY_ID, RULES
+
+    wanted = [BY_ID[asked.rule(name)]] if name else list(RULES)
+    if as_json:
+        click.echo(show.rules_json(wanted))
+    elif markdown:
+        click.echo(show.rules_markdown(), nl=False)
+    else:
+        click.echo("\n".join(show.rule_text(wanted[0]) if name else show.rules_text(wanted)))
 
 
 @cli.command()
@@ -377,18 +498,13 @@ def _store() -> Store:
 
 
 def _print_plan(plan: Plan) -> None:
-    import shlex
-
+    from dsv4_deploy.plan import show
     from dsv4_deploy.serve import command
 
     click.echo(f"# {plan.note}")
-    click.echo("# Environment, added to yours:")
-    for setting in plan.env:
-        click.echo(f"{setting.name}={shlex.quote(str(setting.value))}  # {setting.reason}")
-    click.echo("# Command line:")
-    for flag in plan.flags:
-        click.echo(f"#   --{flag.name}{'' if flag.value is True else f' {flag.value}'}: {flag.reason}")
-    click.echo(shlex.join([*command.shown_launcher(os.environ), *plan.argv]))
+    for notice in plan.notices:
+        click.echo(f"# {notice.line()}")
+    click.echo("\n".join(show.command(plan, command.shown_launcher(os.environ))))
 
 
 def _print_result(result: Result, *, detached: bool) -> None:

@@ -72,7 +72,8 @@ def _canonical(setting: str, written_key: str) -> str:
             why="A flag's name is made of letters, digits and dashes.",
             fix="Write --set name=value, for example --set max-num-seqs=64.",
         )
-    return vllm_flags().aliases.get(key, key)
+    head = head.replace("_", "-")
+    return vllm_flags().aliases.get(head, head) + dot + rest
 
 
 def _switch(key: str) -> tuple[str, bool]:

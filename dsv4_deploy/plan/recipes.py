@@ -200,6 +200,11 @@ def rocm_flags(
             "what vLLM falls back to anyway for this model",
         ),
         Setting(
+            "default-chat-template-kwargs",
+            '{"thinking":true}',
+            "vLLM's default since 0.29, written out: benchmarks without thinking score far lower; requests may differ",
+        ),
+        Setting(
             "shutdown-timeout",
             str(ROCM_SHUTDOWN_TIMEOUT_S),
             "seconds for running requests and GPU teardown when stopped",

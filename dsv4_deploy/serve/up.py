@@ -20,10 +20,9 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from dsv4_deploy import catalog
 from dsv4_deploy.errors import DeployError, refused
-from dsv4_deploy.facts import checkpoint, host
-from dsv4_deploy.plan.plan import TINY, Facts, Plan, choose_device, default_model, make_plan
+from dsv4_deploy.plan.gather import gather
+from dsv4_deploy.plan.plan import Plan, make_plan
 from dsv4_deploy.serve import child, command, probe, procs, state, tiny_cache
 from dsv4_deploy.serve.interrupts import Interrupts
 from dsv4_deploy.serve.logfile import Tail, first_error
@@ -56,27 +55,12 @@ def plan_for(spec: ServingSpec, *, dry_run: bool, report: Report) -> Plan:
 
     Raises DeployError.
     """
-    gpus = host.amd_gpus()
-    device, _ = choose_device(spec, gpus)
-    name = spec.model or default_model(device)
-    tiny = tiny_cache.directory(os.environ)
-    local = None
-    if name not in catalog.models() and (pathlib.Path(name).is_dir() or os.sep in name):
-        local = checkpoint.read(pathlib.Path(name).expanduser().absolute())
-    unknown_gpus = dry_run and device == "rocm" and not gpus
-    facts = Facts(
-        gpus=None if unknown_gpus else gpus,
-        # A plan for another machine is made for the version that the image of this bundle has.
-        vllm_version=None if unknown_gpus else command.installed_version(),
-        checkpoint=local,
-        tiny_directory=tiny,
-        environ=os.environ,
-    )
+    facts = gather(spec, os.environ, dry_run=dry_run)
     plan = make_plan(spec, facts)
     if not dry_run:
         command.check(plan.device, os.environ)
-        if name == TINY:
-            tiny_cache.ensure(tiny, report.note)
+        if plan.model == str(facts.tiny_directory):
+            tiny_cache.ensure(facts.tiny_directory, report.note)
     return plan
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from dsv4_deploy.errors import DeployError
+from dsv4_deploy.facts import host
 from dsv4_deploy.plan.overrides import parse
 from dsv4_deploy.plan.plan import Facts, Plan, make_plan
 from dsv4_deploy.plan.rules import Notice
 from dsv4_deploy.spec import Deployment, ServingSpec
+from tests import hosts
 
 TINY_DIRECTORY = pathlib.Path("/cache/tiny-v1")
 
@@ -21,6 +23,12 @@ def facts(environ: Mapping[str, str] | None = None, **known: Any) -> Facts:
     """Nothing is known about this machine but what is named."""
     nothing: dict[str, Any] = {"gpus": None, "vllm_version": None, "checkpoint": None}
     return Facts(**{**nothing, "tiny_directory": TINY_DIRECTORY, "environ": environ or {}, **known})
+
+
+def on_host(root: pathlib.Path, made_up: hosts.Host) -> dict[str, Any]:
+    """What would be known on such a host, with vLLM 0.33.0 installed."""
+    here = host.read(hosts.write(root, made_up), hosts.statvfs(64 * 2**30))
+    return {"gpus": here.gfx_names, "host": here, "vllm_version": "0.33.0"}
 
 
 def plan(

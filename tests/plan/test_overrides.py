@@ -33,6 +33,7 @@ from dsv4_deploy.plan.overrides import parse
         ("cc={}", "compilation-config", "{}"),
         ('compilation-config={"mode": 0}', "compilation-config", '{"mode": 0}'),
         ("hf-overrides.some_key=1", "hf-overrides.some_key", "1"),
+        ("cc.cudagraph_mode=NONE", "compilation-config.cudagraph_mode", "NONE"),
         ("seed=-1", "seed", "-1"),
         ("chat-template=a=b", "chat-template", "a=b"),
         ("a-flag-of-a-newer-vllm=true", "a-flag-of-a-newer-vllm", True),

@@ -8,13 +8,17 @@ import pathlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dsv4_deploy import catalog
 from dsv4_deploy.errors import DeployError
 from dsv4_deploy.facts import checkpoint
 from dsv4_deploy.plan.overrides import parse
 from dsv4_deploy.plan.plan import Facts, Plan, make_plan
 from dsv4_deploy.spec import ServingSpec
 from tests import small_checkpoint
+from tests.plan import cases
 
 HERE = Facts(
     gpus=(),
@@ -26,8 +30,8 @@ HERE = Facts(
 MI300X = dataclasses.replace(HERE, gpus=("gfx942",) * 8, vllm_version="0.33.0")
 
 
-def plan(facts: Facts = HERE, *, settings: tuple[str, ...] = (), **spec: Any) -> Plan:
-    return make_plan(ServingSpec(overrides=parse(settings), **spec), facts)
+def plan(facts: Facts = HERE, *, chosen: tuple[str, ...] = (), **spec: Any) -> Plan:
+    return make_plan(ServingSpec(overrides=parse(chosen), **spec), facts)
 
 
 def flags(made: Plan) -> dict[str, str | bool]:
@@ -135,15 +139,13 @@ def test_a_checkpoint_directory(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_directory_with_the_sizes_of_pro_gets_its_defaults(tmp_path: pathlib.Path) -> None:
-    from dsv4_deploy import catalog
-
     sizes = dataclasses.asdict(catalog.models()["deepseek-v4-pro"].dims)
     found = checkpoint.read(small_checkpoint.write(tmp_path / "pro", **sizes))
     assert plan(dataclasses.replace(MI300X, checkpoint=found), model="pro").tp == 8
 
 
 def test_set_wins_and_says_so() -> None:
-    made = plan(settings=("max-num-seqs=3", "enforce-eager=false", "no-enable-prefix-caching", "seed=-1"))
+    made = plan(chosen=("max-num-seqs=3", "enforce-eager=false", "no-enable-prefix-caching", "seed=-1"))
     assert flags(made)["max-num-seqs"] == "3"
     assert "--no-enforce-eager" in made.argv
     assert "--enforce-eager" not in made.argv
@@ -154,10 +156,10 @@ def test_set_wins_and_says_so() -> None:
 
 
 def test_set_of_names_that_up_depends_on() -> None:
-    assert plan(settings=("served-model-name=mine",)).served_name == "mine"
-    assert plan(settings=("shutdown-timeout=5",)).shutdown_timeout_s == 5
+    assert plan(chosen=("served-model-name=mine",)).served_name == "mine"
+    assert plan(chosen=("shutdown-timeout=5",)).shutdown_timeout_s == 5
     for setting in ("shutdown-timeout=soon", "served-model-name=true", "served-model-name=false"):
-        refusal(settings=(setting,))
+        refusal(chosen=(setting,))
 
 
 def test_the_operators_environment_wins() -> None:
@@ -171,3 +173,80 @@ def test_the_operators_environment_wins() -> None:
 def test_nothing_secret_is_ever_in_a_plan() -> None:
     made = plan(dataclasses.replace(HERE, environ={"VLLM_API_KEY": "sesame", "HF_TOKEN": "sesame"}))
     assert "sesame" not in repr(made)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from([name for name in catalog.models() if name != "tiny"]),
+    st.sampled_from(["mi300x", "mi308x", "mi325x"]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([None, "default", "latency", "throughput", "long-context", "pr41451"]),
+    st.one_of(st.none(), st.just("auto"), st.integers(256, 1_048_576)),
+    st.dictionaries(
+        st.sampled_from(
+            ["max-num-seqs", "max-num-batched-tokens", "data-parallel-size", "kv-cache-memory-bytes"]
+        ),
+        st.integers(1, 40_000_000_000),
+    ),
+    st.sampled_from([(), ("enforce-eager",), ("enable-expert-parallel",), ("gpu-memory-utilization=0.98",)]),
+)
+def test_no_accepted_plan_exceeds_the_card(
+    model: str,
+    gpu: str,
+    tp: int,
+    profile: str | None,
+    length: Any,
+    numbers: dict[str, int],
+    switches: tuple[str, ...],
+) -> None:
+    chosen = [f"{name}={number}" for name, number in numbers.items()]
+    try:
+        made = cases.plan(
+            *chosen,
+            *switches,
+            model=model,
+            gpu=gpu,
+            gpu_count=None,
+            tp=tp,
+            profile=profile,
+            max_model_len=length,
+        )
+    except DeployError as error:
+        assert error.exit_code == 2
+        assert error.fix
+        return
+    assert made.memory is not None
+    assert made.memory.fits
+    assert made.memory.used <= catalog.cards()[gpu].hbm_bytes
+    assert int(str(flags(made).get("max-num-seqs", 1024))) <= made.memory.sequences or profile == "pr41451"
+
+
+def test_the_plan_of_a_host_says_what_it_assumed() -> None:
+    made = cases.plan(device="rocm", known={"gpus": None, "vllm_version": None})
+    assert "Memory is that of mi300x (name another with --gpu)" in made.note
+
+
+def test_a_named_variable_wins_and_is_told() -> None:
+    made = cases.plan(env={"OMP_NUM_THREADS": "2", "MY_OWN": "x y"}, environ={"OMP_NUM_THREADS": "8"})
+    assert made.environment["OMP_NUM_THREADS"] == "2"
+    assert made.environment["MY_OWN"] == "x y"
+    assert "--env" in next(setting.reason for setting in made.env if setting.name == "OMP_NUM_THREADS")
+
+
+def test_a_share_of_memory_replaces_the_fixed_pool_of_a_single_card() -> None:
+    made = cases.plan("gpu-memory-utilization=0.9", tp=1, gpu="mi325x", gpu_count=1)
+    assert flags(made)["gpu-memory-utilization"] == "0.9"
+    assert "kv-cache-memory-bytes" not in flags(made)
+
+
+def test_a_checkpoint_without_its_draft_cannot_speculate(tmp_path: pathlib.Path) -> None:
+    # config.json promises MTP, and no tensor of it is there.
+    found = checkpoint.read(small_checkpoint.write(tmp_path / "cut", num_nextn_predict_layers=1))
+    known = {"checkpoint": found, "gpus": ("gfx942",), "vllm_version": "0.33.0"}
+    error = cases.refusal(
+        'speculative-config={"method":"mtp","num_speculative_tokens":1}',
+        model=str(found.directory),
+        tp=1,
+        known=known,
+    )
+    assert "has no draft layers" in error.what

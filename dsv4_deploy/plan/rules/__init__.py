@@ -61,6 +61,7 @@ RULES: tuple[Rule, ...] = (
     deployment.startup_budget,
     deployment.memory_limit,
     capacity.weights_fit,
+    capacity.data_parallel_pro,
     capacity.cache_fits,
     # changes
     engine.quantization_fp8,

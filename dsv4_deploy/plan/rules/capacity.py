@@ -93,6 +93,30 @@ def weights_fit(case: Case) -> Found | None:
 
 
 @rule(
+    "data-parallel-pro",
+    "refuse",
+    "Pro with data parallelism on cards of the 192 GB class",
+    rows="F06 W04",
+    link=f"{VLLM}/pull/40871",
+    after_memory=True,
+)
+def data_parallel_pro(case: Case) -> Found | None:
+    found = case.memory
+    if found is None or found.layout.card is None or case.family != "pro" or found.layout.dp < 2:
+        return None
+    layout, card = found.layout, found.layout.card
+    if card.hbm_bytes >= SMALL_CARD_BYTES or weights_fit.check(case) is not None:
+        return None
+    return Found(
+        f"{case.model} with --data-parallel-size {layout.dp} holds {found.load / GIB:.0f} GiB of weights per GPU, "
+        f"{card.name} has {card.hbm_bytes / GIB:.0f} GiB",
+        "Data parallelism repeats the dense weights on every GPU, and no such start of Pro has been reported to work "
+        "on gfx942.",
+        _sizes_that_fit(case, layout),
+    )
+
+
+@rule(
     "cache-fits",
     "refuse",
     "the cache must hold one request of the full length",

@@ -81,7 +81,8 @@ def tp_divides_the_model(case: Case) -> Found | None:
     if not found:
         return None
     legal = legal_tp(case.dims, case.traits.fp8_block)
-    visible = legal if case.gpus is None else tuple(tp for tp in legal if tp <= max(len(case.gpus), 1))
+    here = len(case.gpus) if case.device == "rocm" and case.gpus else None
+    visible = tuple(tp for tp in legal if here is None or tp <= here)
     return Found(
         f"{case.model} cannot be split over {case.tp} ranks",
         f"By its config.json: {'; '.join(found)}.",
