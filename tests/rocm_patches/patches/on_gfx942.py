@@ -1,11 +1,12 @@
-"""What vLLM's own AMD code does on a simulated gfx942, stock or patched: run in a process of its own by
-tests.rocm_patches.gfx942.run, which see. Every case calls vLLM where vLLM calls it, and says what came out;
+"""What vLLM's own AMD code does on a simulated gfx942: `RELEASE stock|patched [CASE...]`. Run in a process of
+its own by tests.rocm_patches.gfx942.run, which see. Every case calls vLLM where vLLM calls it, and says what came out;
 the judgement is test_on_gfx942.py's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import traceback
 import types
@@ -166,6 +167,8 @@ def prefill_step(rows: int) -> Any:
     import torch
     from vllm.v1.attention.backends.mla import indexer
 
+    fields = {field.name for field in dataclasses.fields(indexer.DeepseekV32IndexerPrefillChunkMetadata)}
+    new = {"max_seqlen_k": ENTRIES} if "max_seqlen_k" in fields else {}  # 0.33.0
     chunk = indexer.DeepseekV32IndexerPrefillChunkMetadata(
         block_table=torch.arange(2).int().view(1, 2),
         cu_seqlen_ks=torch.zeros(rows).int(),
@@ -176,6 +179,7 @@ def prefill_step(rows: int) -> Any:
         token_start=0,
         token_end=rows,
         num_reqs=1,
+        **new,
     )
     prefill = indexer.DeepseekV32IndexerPrefillMetadata(chunks=[chunk])
     return step(
@@ -366,7 +370,7 @@ def call_sites() -> dict[str, Any]:
 
     for name in ("amd.model", "amd.mtp", "amd.dspark", "amd.rocm"):
         importlib.import_module(f"vllm.models.deepseek_v4.{name}")
-    mine = [patch for patch in PATCHES if "gfx942" in patch.platforms and "0.32.0" in patch.releases]
+    mine = [patch for patch in PATCHES if "gfx942" in patch.platforms and sys.argv[1] in patch.releases]
     for patch in mine:
         for target in patch.targets:
             importlib.import_module(target.module)
@@ -934,8 +938,8 @@ def aiter_mhc_pre(residual: Any, fn: Any, scale: Any, base: Any, *numbers: Any, 
 
 
 def main() -> None:
-    state, names = sys.argv[1], sys.argv[2:]
-    gfx942.simulate(patched=state == "patched")
+    release, state, names = sys.argv[1], sys.argv[2], sys.argv[3:]
+    gfx942.simulate(release=release, patched=state == "patched")
     results: dict[str, Any] = {}
     for name in names or list(CASES):
         try:

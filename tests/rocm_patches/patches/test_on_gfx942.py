@@ -1,9 +1,10 @@
 """Each patch for gfx942 on vLLM's own AMD code: wrong or broken stock, right patched, judged in float64. The
-cases run in two processes of their own (on_gfx942.py), on a simulated gfx942; no AMD hardware is involved.
+cases run in processes of their own (on_gfx942.py), for both releases; no AMD hardware is involved.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,14 +18,27 @@ CASES = "tests.rocm_patches.patches.on_gfx942"
 BF16, FP32 = 2.0**-8, 1e-5
 
 
-@pytest.fixture(scope="module")
-def stock() -> Any:
-    return gfx942.run(CASES, "stock")
+@pytest.fixture(scope="module", params=["0.32.0", "0.33.0"])
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def patched() -> Any:
-    return gfx942.run(CASES, "patched")
+def both(release: str) -> tuple[Any, Any]:
+    """What the cases said in two processes side by side: (stock, patched)."""
+    with ThreadPoolExecutor() as pool:
+        stock, patched = pool.map(lambda state: gfx942.run(CASES, release, state), ("stock", "patched"))
+    return stock, patched
+
+
+@pytest.fixture(scope="module")
+def stock(both: tuple[Any, Any]) -> Any:
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def patched(both: tuple[Any, Any]) -> Any:
+    return both[1]
 
 
 def test_every_patch_is_in_effect_wherever_it_is_called(stock: Any, patched: Any) -> None:
@@ -149,8 +163,9 @@ def test_not_needed_caches_agree_on_their_dialects(stock: Any) -> None:
 
 def test_not_needed_offsets_have_64_bits(stock: Any) -> None:
     """And the case would notice: the same gather with the conversion taken out reads something else."""
-    assert stock["far_pages"].pop("gather with 32 bits") is False
-    assert len(stock["far_pages"]) == 7 and all(stock["far_pages"].values())
+    same = dict(stock["far_pages"])
+    assert same.pop("gather with 32 bits") is False
+    assert len(same) == 7 and all(same.values())
 
 
 def test_not_needed_the_prefill_budget_counts_compressed_rows(stock: Any) -> None:
