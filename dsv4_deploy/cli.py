@@ -207,8 +207,77 @@ def _elsewhere(command: Callable[..., Any]) -> Callable[..., Any]:
     return _deployment(with_target)
 
 
+def _watching(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how a server is watched and stopped; the command gets those given as `watching`."""
+    seconds = click.FloatRange(min=0.1)
+    options = {
+        "host": click.option(
+            "--health-host", "watch_host", metavar="HOST", help="Where probes are answered; default: --host."
+        ),
+        "port": click.option(
+            "--health-port",
+            "watch_port",
+            type=PORT,
+            envvar="DSV4_HEALTH_PORT",
+            help="Their port; default: 8081 for port 8000, and as far from any other.",
+        ),
+        "canary_period_s": click.option(
+            "--canary-period",
+            "watch_canary_period_s",
+            type=seconds,
+            metavar="S",
+            help="Ask an idle server for one token this often.",
+        ),
+        "ready_window_s": click.option(
+            "--ready-window",
+            "watch_ready_window_s",
+            type=seconds,
+            metavar="S",
+            help="Not ready after this long without an answer or progress.",
+        ),
+        "stall_s": click.option(
+            "--stall-timeout",
+            "watch_stall_s",
+            type=seconds,
+            metavar="S",
+            help="Not alive after this long without progress while requests wait.",
+        ),
+        "drain_s": click.option(
+            "--drain-timeout",
+            "watch_drain_s",
+            type=click.FloatRange(min=0),
+            metavar="S",
+            help="Wait this long for running requests when stopped.",
+        ),
+        "restarts": click.option(
+            "--restarts",
+            "watch_restarts",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="Start vLLM again up to N times when it dies or hangs; default 0, for a container's "
+            "runtime to do it.",
+        ),
+        "passthrough": click.option(
+            "--vllm-metrics/--no-vllm-metrics",
+            "watch_passthrough",
+            default=None,
+            help="Put vLLM's own metrics behind the supervisor's; default: on.",
+        ),
+    }  # fmt: skip
+
+    @functools.wraps(command)
+    def with_watching(*arguments: Any, **rest: Any) -> Any:
+        watching = {name: rest.pop(f"watch_{name}") for name in options}
+        return command(*arguments, watching=watching, **rest)
+
+    for option in reversed(options.values()):
+        with_watching = option(with_watching)
+    return with_watching
+
+
 @cli.command()
 @_deployment
+@_watching
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
@@ -229,6 +298,7 @@ def up(
     timeout: float | None,
     detach: bool,
     dry_run: bool,
+    watching: dict[str, Any],
 ) -> None:
     """Start the server, wait until it answers, print the answer.
 
@@ -238,6 +308,7 @@ def up(
     shell). State and logs are kept in $DSV4_STATE_DIR or ~/.local/state/dsv4-deploy, the tiny model in
     $DSV4_CACHE_DIR or ~/.cache/dsv4-deploy.
     """
+    from dsv4_deploy.plan.watch import make_watch
     from dsv4_deploy.preflight import run as preflight_run
     from dsv4_deploy.serve import up as serve
     from dsv4_deploy.serve.interrupts import Interrupts
@@ -256,11 +327,84 @@ def up(
         for notice in plan.notices:
             talk.note(notice.line())
         store = _store()
+        watch = make_watch(plan, watching)
         preflight_run.before_start(spec, plan, os.environ, store, talk.note)
-        result = serve.up(spec, plan, store, talk, interrupts, timeout)
+        result = serve.up(spec, plan, watch, store, talk, interrupts, timeout)
         _print_result(result, detached=detach)
         if not detach:
             serve.follow(result.record, store, interrupts, Tail(store.log(spec.port), from_end=True))
+
+
+@cli.command()
+@_deployment
+@_watching
+@click.option(
+    "--termination-log",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    default="/dev/termination-log",
+    show_default=True,
+    help="Where Kubernetes looks for the cause of a death; written when it exists.",
+)
+def serve(
+    spec: ServingSpec,
+    watching: dict[str, Any],
+    termination_log: pathlib.Path,
+) -> None:
+    """Run vLLM under the supervisor, in this process: the entry point of a container or pod.
+
+    vLLM's output goes to stdout and into its log. /startupz, /readyz, /livez and /metrics are answered on the
+    health port. SIGTERM drains: no new request is taken, running ones are finished, then vLLM is stopped; a
+    second signal stops at once. Exit codes: 0 stopped as asked, 1 vLLM died or hung, 3 requests were cut off at
+    the deadline, 128 + N hurried by a second signal N.
+    """
+    from dsv4_deploy.plan.watch import make_watch
+    from dsv4_deploy.preflight import run as preflight_run
+    from dsv4_deploy.serve import foreground
+    from dsv4_deploy.serve import up as start
+    from dsv4_deploy.serve.report import Report
+
+    talk = Report()
+    plan = start.plan_for(spec, dry_run=False, report=talk)
+    talk.note(plan.note)
+    for setting in plan.from_environment:
+        talk.note(f"{setting.name}={setting.value} {setting.reason}.")
+    store = _store()
+    preflight_run.before_start(spec, plan, os.environ, store, talk.note)
+    watch = make_watch(plan, watching)
+    sys.exit(foreground.serve(spec, plan, watch, store, talk.note, termination_log))
+
+
+@cli.command()
+@click.argument("which", type=click.Choice(["startup", "ready", "live"]))
+@click.option("--health-host", default=DEFAULT_HOST, show_default=True, help="Where probes are answered.")
+@click.option(
+    "--health-port",
+    type=PORT,
+    default=8081,
+    show_default=True,
+    envvar="DSV4_HEALTH_PORT",
+    help="Their port.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.01),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for the answer.",
+)
+def probe(which: str, health_host: str, health_port: int, timeout: float) -> None:
+    """Ask a deployment's supervisor whether it has started, is ready, or lives: for exec probes.
+
+    Exit code 0 or 1, and the reason in one line; the same answers as /startupz, /readyz and /livez.
+    """
+    from dsv4_deploy.serve import probe as probes
+
+    host = f"[{health_host}]" if ":" in health_host else health_host
+    good, reason = probes.verdict(f"http://{host}:{health_port}", which, timeout)
+    click.echo(reason)
+    if not good:
+        sys.exit(1)
 
 
 @cli.command()

@@ -1,7 +1,7 @@
-"""Starts vLLM in a session of its own, with its output in a file, and stops it without leaving a process.
+"""Starts a server in a session of its own and stops it without leaving a process.
 
-In: an argument list, the environment to add and a log file. Out: a running process whose children all carry
-DSV4_INSTANCE=<uuid>. vLLM starts an engine process and one worker per rank; when its API server is killed
+In: an argument list, the environment to add and where its output goes. Out: a running process whose children
+all carry DSV4_INSTANCE=<uuid>. vLLM starts an engine process and one worker per rank; when its API server is killed
 they can stay, with the GPU's memory. So stopping asks the leader first, then ends everything that carries the
 marker.
 """
@@ -9,14 +9,15 @@ marker.
 from __future__ import annotations
 
 import os
-import pathlib
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from dsv4_deploy.errors import DeployError
 from dsv4_deploy.serve import procs
+from dsv4_deploy.serve import tether as tether_program
 
 # After the leader has gone its children normally follow at once. Those that do not are asked, then killed.
 FOLLOW_S = 1.0
@@ -26,24 +27,34 @@ POLL_S = 0.1
 
 
 def start(
-    argv: Sequence[str], environment: Mapping[str, str], instance: str, log: pathlib.Path
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    instance: str,
+    *,
+    stdout: int,
+    stderr: int,
+    tethered: bool = False,
+    inherit: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start the server; its output is appended to `log` (created with mode 0600).
+    """Start a program; `stdout` and `stderr` are descriptors (or subprocess.STDOUT), `inherit` others that it
+    keeps.
 
-    `environment` is added to this process's own. Raises DeployError when the program cannot be executed.
+    `environment` is added to this process's own. A `tethered` program gets SIGTERM when this process dies; its
+    first item must be a path. Raises DeployError when the program cannot be executed.
     """
     # Some of vLLM's processes rename themselves with setproctitle, which would overwrite the environment that
     # /proc shows, and with it the marker. SPT_NOENV keeps it: https://github.com/dvarrazzo/py-setproctitle
     added = {**environment, procs.MARKER: instance, "SPT_NOENV": "1"}
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    tether = [sys.executable, "-I", "-S", tether_program.__file__, str(os.getpid())] if tethered else []
     try:
         return subprocess.Popen(
-            list(argv),
+            [*tether, *argv],
             env={**os.environ, **added},
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
+            pass_fds=tuple(inherit),
         )
     except OSError as error:
         raise DeployError(
@@ -51,8 +62,6 @@ def start(
             why=str(error),
             fix="Check that vLLM is installed in this environment (`make up`).",
         ) from error
-    finally:
-        os.close(output)
 
 
 def stop(

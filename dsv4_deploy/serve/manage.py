@@ -16,7 +16,7 @@ from dsv4_deploy.serve import probe, procs, state
 from dsv4_deploy.serve.interrupts import Interrupts
 from dsv4_deploy.serve.logfile import Tail, last_lines
 from dsv4_deploy.serve.report import Report
-from dsv4_deploy.serve.up import end, stop_timeout
+from dsv4_deploy.serve.up import end, note_running_requests, stop_timeout
 
 POLL_S = 0.2
 # How long an `up` that is at work on the port gets to notice that its server was stopped, and to clean up.
@@ -109,6 +109,8 @@ def _stop(
 ) -> None:
     row = _row(record)
     patience = stop_timeout(record) if timeout_s is None else timeout_s
+    if row.state == "ready":
+        note_running_requests(record, report)
     with report.live(f"stopping the server on port {record.port}"):
         ended = end(record, store, patience, interrupts)
     rest = f"; ended {len(ended)} process(es) that it had left behind" if ended else ""
@@ -128,7 +130,7 @@ def _stop(
 def _row(record: state.Record) -> Row:
     if record.is_running():
         condition: Literal["loading", "ready", "dead", "stale"] = (
-            "ready" if probe.is_healthy(record.url) else "loading"
+            "ready" if probe.verdict(record.health_url, "startup")[0] else "loading"
         )
     elif record.boot_id != procs.boot_id() or (record.leader and procs.is_taken_over(record.leader)):
         condition = "stale"

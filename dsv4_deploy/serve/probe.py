@@ -1,6 +1,7 @@
-"""Questions to a running server over HTTP: is it up, which models does it serve, how busy is it.
+"""Questions to a running deployment over HTTP: what its supervisor says of its health, how busy vLLM is.
 
-In: its base URL. Out: plain values; a server that does not answer is an answer too.
+In: a base URL. Out: plain values; a server that does not answer is an answer too. Standard library only:
+`dsv4-deploy probe` is run every few seconds.
 """
 
 from __future__ import annotations
@@ -23,23 +24,19 @@ def auth_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def is_healthy(url: str) -> bool:
-    """True when /health answers 200: the engine is loaded and its process lives."""
-    return _get(f"{url}/health")[0] == 200
+PATHS = {"startup": "/startupz", "ready": "/readyz", "live": "/livez"}
 
 
-def served_models(url: str) -> list[str] | None:
-    """The names under /v1/models; None when it does not answer, or not with such a list.
-
-    Raises DeployError when the server wants another API key.
-    """
-    status, body = _get(f"{url}/v1/models", auth_headers())
-    if status in (401, 403):
-        raise key_refused(status)
+def verdict(health_url: str, name: str, timeout_s: float = TIMEOUT_S) -> tuple[bool, str]:
+    """What the supervisor answers to a probe ("startup", "ready" or "live"): good or not, and the reason."""
+    status, body = _get(f"{health_url}{PATHS[name]}", timeout_s=timeout_s)
+    if not status:
+        return False, f"nothing answers on {health_url}"
     try:
-        return [str(model["id"]) for model in json.loads(body)["data"]]
+        reason = str(json.loads(body)["reason"])
     except (ValueError, KeyError, TypeError):
-        return None
+        reason = f"HTTP status {status}"
+    return status == 200, reason
 
 
 def requests_in_flight(url: str) -> int | None:
@@ -57,14 +54,14 @@ def key_refused(status: int) -> DeployError:
     )
 
 
-def _get(url: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+def _get(url: str, headers: dict[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     """Status and body of the answer; (0, "") when there is none.
 
     Plain http.client: it is asked several times a second, and no proxy from the environment may come in
     between.
     """
     parts = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
         connection.request("GET", parts.path, headers=headers or {})
         response = connection.getresponse()

@@ -115,6 +115,16 @@ def send(process: Process | Identity, number: signal.Signals) -> None:
             os.kill(process.pid, number)
 
 
+def title(pid: int) -> str:
+    """What a process calls itself, for people: "VLLM::EngineCore", "python3"; "?" when it is gone."""
+    try:
+        command = (PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")[0]
+        name = (PROC / str(pid) / "comm").read_bytes()
+    except OSError:
+        return "?"
+    return (command.rpartition(b"/")[2] or name.strip()).decode(errors="replace")
+
+
 def listener_on(port: int) -> str:
     """Who listens on a TCP port, for people: "python3 (pid 123)"; "another process" if the kernel won't
     say."""

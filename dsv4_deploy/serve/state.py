@@ -19,19 +19,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from dsv4_deploy.errors import DeployError
-from dsv4_deploy.serve import procs
+from dsv4_deploy.serve import output, procs
 
-SCHEMA = 1
+SCHEMA = 2
 LOCK_POLL_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One server that was started. `pid` and `start_ticks` are None in the instant before it exists.
+    """One server that was started. `pid` and `start_ticks` are its supervisor's, None in the instant before it
+    exists.
 
-    `argv` is the full command, `env` the variables that the plan added, `created` seconds since the epoch,
-    `ready` whether it has ever been ready,
-    `shutdown_timeout_s` how long vLLM itself may take to end.
+    `argv` is vLLM's full command, `env` the variables that the plan added, `created` seconds since the epoch,
+    `ready` whether it has ever been ready. `watch` are the fields of a plan.watch.Watch, `health_url` is where
+    the supervisor answers probes. `ready_timeout_s` and `shutdown_timeout_s` are what the plan gives vLLM to load
+    and to end.
     """
 
     instance: str
@@ -51,10 +53,13 @@ class Record:
     created: float
     ready: bool
     shutdown_timeout_s: int
+    ready_timeout_s: int
+    watch: Mapping[str, Any]
+    health_url: str
 
     @property
     def leader(self) -> procs.Identity | None:
-        """The server's first process, as it was when it started."""
+        """The supervisor's process, as it was when it started."""
         if self.pid is None or self.start_ticks is None:
             return None
         return procs.Identity(self.pid, self.start_ticks, self.boot_id)
@@ -104,7 +109,7 @@ class Store:
         path = self.directory(port) / "state.json"
         try:
             return _decode(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise DeployError(
@@ -145,12 +150,12 @@ class Store:
                 (self.directory(record.port) / name).unlink(missing_ok=True)
 
     def rotate_log(self, port: int) -> pathlib.Path:
-        """Keep the last run's log as vllm.log.1 and return the path for the new one. Raises DeployError."""
+        """Keep the last run's log as vllm.log.1 (and so on) and return the path for the new one. Raises
+        DeployError."""
         self._prepare(port)
         path = self.log(port)
         with self._writing(path):
-            if path.exists():
-                path.replace(path.with_name("vllm.log.1"))
+            output.shift(path)
         return path
 
     def request_stop(self, record: Record) -> None:
@@ -251,6 +256,7 @@ def _decode(text: str) -> Record:
         "instance": str, "pid": (int, type(None)), "start_ticks": (int, type(None)), "boot_id": str, "spec":
         dict, "device": str, "served_name": str, "tp": int, "port": int, "url": str, "argv": list, "env":
         dict, "digest": str, "log": str, "created": (int, float), "ready": bool, "shutdown_timeout_s": int,
+        "ready_timeout_s": int, "watch": dict, "health_url": str,
     }  # fmt: skip
     for name, kind in kinds.items():
         if not isinstance(data[name], kind):

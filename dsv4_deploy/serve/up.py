@@ -11,33 +11,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
+import json
 import os
 import pathlib
-import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsv4_deploy.errors import DeployError, refused
 from dsv4_deploy.plan.gather import gather
 from dsv4_deploy.plan.plan import Plan, make_plan
-from dsv4_deploy.serve import child, command, probe, procs, state, tiny_cache
+from dsv4_deploy.plan.watch import STOP_LOADING_S, Watch
+from dsv4_deploy.serve import child, command, postmortem, probe, procs, state, tiny_cache
 from dsv4_deploy.serve.interrupts import Interrupts
-from dsv4_deploy.serve.logfile import Tail, first_error
+from dsv4_deploy.serve.logfile import Tail, last_lines
 from dsv4_deploy.serve.progress import Event, Progress, Stage
 from dsv4_deploy.serve.report import Report
 from dsv4_deploy.spec import ServingSpec
 from dsv4_deploy.validate import completion
 
 POLL_S = 0.2
-# Requests that run when a server is replaced get this long to finish before vLLM's own shutdown begins.
-DRAIN_S = 60.0
-# What the leader gets beyond its own --shutdown-timeout before it is killed.
-STOP_MARGIN_S = 20.0
-# While it still imports and loads there is nothing to save: it ends at once or is stuck.
-STOP_LOADING_S = 10.0
+# What the supervisor gets beyond what it gives vLLM, to find the last processes and end them.
+SUPERVISOR_MARGIN_S = 20.0
+# How long a dying server may take until its supervisor has named the cause and ended.
+DEATH_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ def plan_for(spec: ServingSpec, *, dry_run: bool, report: Report) -> Plan:
 def up(
     spec: ServingSpec,
     plan: Plan,
+    watch: Watch,
     store: state.Store,
     report: Report,
     interrupts: Interrupts,
@@ -91,20 +93,52 @@ def up(
             )
         record = store.load(plan.port)
         if record is not None and record.is_running():
-            if record.digest == plan.digest(launcher):
+            if record.digest == digest(plan, launcher, watch):
                 return _attach(record, store, report, interrupts, patience)
             _announce_replacement(record, [*launcher, *plan.argv], report)
-            _drain(record, report, interrupts)
+            note_running_requests(record, report)
             end(record, store, stop_timeout(record), interrupts)
         elif record is not None:
             _clean_up_dead(record, store, report, interrupts)
-        check_port(plan.host, plan.port)
-        return _start(spec, plan, launcher, store, report, interrupts, patience)
+        check_ports(plan, watch)
+        record = new_record(spec, plan, watch, launcher, store)
+        return _start(record, store, report, interrupts, patience)
+
+
+def digest(plan: Plan, launcher: Sequence[str], watch: Watch) -> str:
+    """A fingerprint of the whole deployment: with the same one there is nothing to change."""
+    content = json.dumps([plan.digest(launcher), watch.to_dict()])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def new_record(
+    spec: ServingSpec, plan: Plan, watch: Watch, launcher: Sequence[str], store: state.Store
+) -> state.Record:
+    """The record of a deployment that starts now, with a fresh log. Raises DeployError."""
+    return state.new_record(
+        instance=str(uuid.uuid4()),
+        spec=spec.to_dict(),
+        device=plan.device,
+        served_name=plan.served_name,
+        tp=plan.tp,
+        port=plan.port,
+        url=reachable_url(plan.host, plan.port),
+        argv=(*launcher, *plan.argv),
+        env=plan.environment,
+        digest=digest(plan, launcher, watch),
+        log=str(store.rotate_log(plan.port)),
+        shutdown_timeout_s=plan.shutdown_timeout_s,
+        ready_timeout_s=plan.ready_timeout_s,
+        watch=watch.to_dict(),
+        health_url=reachable_url(watch.host, watch.port),
+    )
 
 
 def stop_timeout(record: state.Record) -> float:
-    """How long a server may take to end after SIGTERM, in seconds."""
-    return record.shutdown_timeout_s + STOP_MARGIN_S if record.ready else STOP_LOADING_S
+    """How long a deployment may take to end after SIGTERM, in seconds."""
+    if not record.ready:
+        return STOP_LOADING_S + SUPERVISOR_MARGIN_S
+    return Watch(**record.watch).stop_bound_s(record.shutdown_timeout_s) + SUPERVISOR_MARGIN_S
 
 
 def end(record: state.Record, store: state.Store, timeout_s: float, interrupts: Interrupts) -> list[int]:
@@ -138,7 +172,7 @@ def follow(record: state.Record, store: state.Store, interrupts: Interrupts, tai
     if store.stop_requested(record):
         return
     end(record, store, 0, interrupts)
-    raise _died(record, None)
+    raise _died(record, store)
 
 
 def _copy(tail: Tail) -> None:
@@ -156,45 +190,21 @@ def _attach(
     tail = Tail(store.log(record.port), from_end=True)
     try:
         with report.live("waiting for the server"):
-            _wait_ready(record, store, None, progress, tail, report, time.monotonic() + patience)
-        record = _mark_ready(record, store)
-        return Result(record, _ask(record, progress, report, patience), None)
+            _wait_ready(record, store, progress, tail, report, time.monotonic() + patience)
+        return Result(record, _ask(record, store, progress, report, patience), None)
     except DeployError:
         if not record.is_running():
             end(record, store, 0, interrupts)
         raise
 
 
-def _mark_ready(record: state.Record, store: state.Store) -> state.Record:
-    record = dataclasses.replace(record, ready=True)
-    store.save(record)
-    return record
-
-
 def _start(
-    spec: ServingSpec,
-    plan: Plan,
-    launcher: list[str],
+    record: state.Record,
     store: state.Store,
     report: Report,
     interrupts: Interrupts,
     patience: float,
 ) -> Result:
-    log = store.rotate_log(plan.port)
-    record = state.new_record(
-        instance=str(uuid.uuid4()),
-        spec=spec.to_dict(),
-        device=plan.device,
-        served_name=plan.served_name,
-        tp=plan.tp,
-        port=plan.port,
-        url=_url(plan.host, plan.port),
-        argv=(*launcher, *plan.argv),
-        env=plan.environment,
-        digest=plan.digest(launcher),
-        log=str(log),
-        shutdown_timeout_s=plan.shutdown_timeout_s,
-    )
     progress = Progress()
     with _ours_until_answered(record, store, report, interrupts) as started:
         # Recorded before it exists: should this program be killed in between, the next one finds the server
@@ -203,18 +213,42 @@ def _start(
         report.restart_clock()
         begun = time.monotonic()
         with interrupts.held():
-            process = child.start(record.argv, record.env, record.instance, log)
+            process = _start_supervisor(record, store)
             record = started.become(_with_pid(record, process.pid))
             store.save(record)
-        _show(report, progress.reach(Stage.STARTED, f"pid {process.pid}, log {log}"))
+        _show(report, progress.reach(Stage.STARTED, f"supervisor pid {process.pid}, log {record.log}"))
+        tail = Tail(pathlib.Path(record.log))
         with report.live("vLLM is starting"):
-            _wait_ready(record, store, process, progress, Tail(log), report, begun + patience)
+            _wait_ready(record, store, progress, tail, report, begun + patience, process)
         ready_s = time.monotonic() - begun
-        record = started.become(_mark_ready(record, store))
+        record = started.become(store.load(record.port) or record)
         _show(report, progress.reach(Stage.READY))
-        answer = _ask(record, progress, report, patience)
+        answer = _ask(record, store, progress, report, patience)
         started.keep()
     return Result(record, answer, ready_s)
+
+
+def _start_supervisor(record: state.Record, store: state.Store) -> subprocess.Popen[bytes]:
+    """The supervisor, in a session of its own, so that it lives on when this program has ended."""
+    own_words = os.open(
+        _supervisor_log(record, store), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+    )
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        return child.start(
+            [sys.executable, "-m", "dsv4_deploy.serve", str(record.port)],
+            {},
+            record.instance,
+            stdout=nowhere,
+            stderr=own_words,
+        )
+    finally:
+        os.close(own_words)
+        os.close(nowhere)
+
+
+def _supervisor_log(record: state.Record, store: state.Store) -> pathlib.Path:
+    return store.directory(record.port) / "supervisor.log"
 
 
 class _Started:
@@ -241,7 +275,7 @@ def _ours_until_answered(
         yield started
     except BaseException:
         if not started.kept:
-            end(started.record, store, STOP_LOADING_S, interrupts)
+            end(started.record, store, STOP_LOADING_S + SUPERVISOR_MARGIN_S, interrupts)
             report.note("The server that was starting has been stopped; nothing of it is left.")
         raise
 
@@ -256,61 +290,49 @@ def _with_pid(record: state.Record, pid: int) -> state.Record:
 def _wait_ready(
     record: state.Record,
     store: state.Store,
-    process: subprocess.Popen[bytes] | None,
     progress: Progress,
     tail: Tail,
     report: Report,
     deadline: float,
+    process: subprocess.Popen[bytes] | None = None,
 ) -> None:
-    """Until /health says 200 and /v1/models lists our name. `process` is given when this program started
-    it."""
-    next_probe = 0.0
+    """Until /startupz says 200. `process` is the supervisor when this program started it."""
     while True:
         for line in tail.lines():
-            event = progress.feed(line)
-            _show(report, event)
-            if event is not None and event.stage is Stage.LISTENING:
-                next_probe = 0.0
+            _show(report, progress.feed(line))
         report.activity(progress.activity)
-        code = process.poll() if process else None
-        if code is not None or not record.is_running():
+        if process:
+            process.poll()  # one that has ended stays a zombie until it is asked
+        if not record.is_running():
             if store.stop_requested(record):
                 raise DeployError(
                     "the server was stopped while it was loading",
                     why="Somebody ran `dsv4-deploy down` meanwhile.",
                     fix="Run `dsv4-deploy up` again when that is settled.",
                 )
-            raise _died(record, code)
-        now = time.monotonic()
-        if now >= next_probe:
-            if probe.is_healthy(record.url) and record.served_name in (probe.served_models(record.url) or ()):
-                return
-            # Before it listens a probe costs little and tells little; the log says when it is worth more.
-            next_probe = now + (0.2 if progress.reached == Stage.LISTENING else 1.0)
-        if now >= deadline:
+            raise _died(record, store)
+        started, reason = probe.verdict(record.health_url, "startup")
+        if started:
+            return
+        if progress.reached is Stage.LISTENING:
+            report.activity(reason)
+        if time.monotonic() >= deadline:
             raise DeployError(
                 f"the server was not ready in time; it came as far as: {_how_far(progress)}",
-                why=_why_not_ready(record),
+                why=f"{record.health_url}/startupz says: {reason}.",
                 fix=f"Look at {record.log}. Where the machine is merely slow, give it longer: --timeout "
                 "SECONDS.",
             )
         time.sleep(POLL_S)
 
 
-def _why_not_ready(record: state.Record) -> str:
-    if not probe.is_healthy(record.url):
-        return f"{record.url}/health does not answer 200 yet."
-    names = probe.served_models(record.url)
-    if names is None:
-        return f"{record.url}/v1/models does not answer with a list of models."
-    return f"{record.url}/v1/models lists {names}, not {record.served_name}."
-
-
 def _how_far(progress: Progress) -> str:
     return progress.reached.name.lower().replace("_", " ") if progress.reached is not None else "nothing"
 
 
-def _ask(record: state.Record, progress: Progress, report: Report, patience: float) -> completion.Answer:
+def _ask(
+    record: state.Record, store: state.Store, progress: Progress, report: Report, patience: float
+) -> completion.Answer:
     def on_first_token() -> None:
         _show(report, progress.reach(Stage.FIRST_TOKEN))
 
@@ -318,30 +340,35 @@ def _ask(record: state.Record, progress: Progress, report: Report, patience: flo
         try:
             return completion.ask(record.url, patience, on_first_token)
         except DeployError:
-            # A server that dies while it answers looks like a broken connection first; its own words are
-            # better.
+            # A server that dies while it answers looks like a broken connection first; its supervisor's words
+            # are better, and come when it has found them.
+            deadline = time.monotonic() + DEATH_S
             time.sleep(1.0)
+            while record.is_running() and not probe.verdict(record.health_url, "live")[0]:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(POLL_S)
             if not record.is_running():
-                raise _died(record, None) from None
+                raise _died(record, store) from None
             raise
 
 
-def _died(record: state.Record, code: int | None) -> DeployError:
-    if code is None:
-        how = "it ended"
-    elif code < 0:
-        how = f"it was killed by {signal.Signals(-code).name}"
-    else:
-        how = f"it ended with exit code {code}"
-    if code == -signal.SIGKILL:
-        why = "Somebody or the kernel killed it; when memory ran out, `dmesg` says so."
-    else:
-        why = "The first error of its log is below; what follows it there is usually a consequence."
+def _died(record: state.Record, store: state.Store) -> DeployError:
+    """The error for a deployment that has ended by itself, in the words that its supervisor has left."""
+    known = postmortem.read(store.directory(record.port) / "cause.json")
+    if known is None:
+        lines = []
+        with contextlib.suppress(OSError):
+            lines = last_lines(_supervisor_log(record, store), 12)
+        return DeployError(
+            "the supervisor ended without a word about vLLM",
+            why="It was killed, or could not begin; its last lines are below.",
+            fix=f"Look at {record.log}, then run `dsv4-deploy up` again.",
+            detail="\n".join(lines),
+        )
+    how, text = known
     return DeployError(
-        f"vLLM died: {how}",
-        why=why,
-        fix=f"The whole log: {record.log}",
-        detail="\n".join(first_error(pathlib.Path(record.log))),
+        how, why="What its log gives as the cause is below.", fix=f"The whole log: {record.log}", detail=text
     )
 
 
@@ -372,27 +399,33 @@ def _flags(argv: list[str]) -> dict[str, str]:
     return flags
 
 
-def _drain(record: state.Record, report: Report, interrupts: Interrupts) -> None:
-    """Let running requests finish, for a while."""
-    deadline = time.monotonic() + DRAIN_S
-    told = False
-    while (busy := probe.requests_in_flight(record.url)) and time.monotonic() < deadline:
-        if interrupts.hurry():
-            return
-        if not told:
-            report.note(f"Waiting up to {DRAIN_S:.0f} s for {busy} running request(s) to finish.")
-            told = True
-        time.sleep(POLL_S)
+def note_running_requests(record: state.Record, report: Report) -> None:
+    """Say what a stop may have to wait for."""
+    if busy := probe.requests_in_flight(record.url):
+        wait = Watch(**record.watch).drain_s
+        report.note(f"Waiting up to {wait:.0f} s for {busy} running request(s) to finish.")
 
 
 def _clean_up_dead(record: state.Record, store: state.Store, report: Report, interrupts: Interrupts) -> None:
     left = procs.members(record.instance, record.leader)
     words = f"; ending {len(left)} of its processes that were left behind" if left else ""
     report.note(f"The server of an earlier run on port {record.port} (pid {record.pid}) has died{words}.")
-    end(record, store, STOP_LOADING_S, interrupts)
+    end(record, store, STOP_LOADING_S + SUPERVISOR_MARGIN_S, interrupts)
 
 
-def check_port(address: str, port: int) -> None:
+def check_ports(plan: Plan, watch: Watch) -> None:
+    """Make sure that the server and its probes will be able to listen. Raises DeployError."""
+    if watch.port == plan.port:
+        raise refused(
+            f"port {plan.port} cannot be both the server's and the health probes'",
+            why="They are two programs.",
+            fix="Use another --health-port.",
+        )
+    check_port(plan.host, plan.port)
+    check_port(watch.host, watch.port, option="--health-port")
+
+
+def check_port(address: str, port: int, option: str = "--port") -> None:
     """Make sure that a server will be able to listen there. Raises DeployError that names who has the port."""
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
@@ -414,11 +447,11 @@ def check_port(address: str, port: int) -> None:
             raise DeployError(
                 f"port {port} is in use by {procs.listener_on(port)}",
                 why="dsv4-deploy did not start it (or no longer knows that it did), so it is left alone.",
-                fix="Use another port: --port N.",
+                fix=f"Use another port: {option} N.",
             ) from error
 
 
-def _url(address: str, port: int) -> str:
+def reachable_url(address: str, port: int) -> str:
     """Where this machine reaches a server that listens on `address`."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

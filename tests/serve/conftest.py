@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ class Deploy:
         self.run_id = str(uuid.uuid4())
         self.state_dir = root / "state"
         self.port = free_port()
+        self.health_port = free_port()
         self.model = small_checkpoint.write(root / "small-v4")
         clean = {
             name: value
@@ -64,7 +66,11 @@ class Deploy:
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
     def up_arguments(self, *more: str) -> list[str]:
-        return ["up", "--device", "cpu", "--model", str(self.model), "--port", str(self.port), *more]
+        return ["up", *self.common_arguments(), *more]
+
+    def common_arguments(self) -> list[str]:
+        ports = ["--port", str(self.port), "--health-port", str(self.health_port)]
+        return ["--device", "cpu", "--model", str(self.model), *ports]
 
     def up(self, *more: str, quirks: str = "") -> subprocess.CompletedProcess[str]:
         return self.run(*self.up_arguments(*more), quirks=quirks)
@@ -84,9 +90,21 @@ class Deploy:
         content: dict[str, Any] = json.loads(self.state_file.read_text())
         return content
 
+    def write_log(self, line: str, seen: list[str]) -> bool:
+        """Append to the server's log; True once a reader has shown the line. For `wait_for`: a reader
+        that has not begun to follow yet misses the first tries."""
+        with pathlib.Path(self.state()["log"]).open("a") as log:
+            log.write(line)
+        return line in seen
+
     def servers(self) -> list[int]:
         """The pids of everything that was started as, or by, a fake server of this test."""
         return [pid for pid in marked(self.run_id) if b"fake_vllm" in command_line(pid) or titled(pid)]
+
+    def api_server(self) -> int:
+        """The pid of vLLM's API server; `state()["pid"]` is its supervisor's."""
+        (pid,) = [pid for pid in self.servers() if b"\0serve\0" in command_line(pid)]
+        return pid
 
 
 @pytest.fixture
@@ -103,6 +121,20 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+def collect(process: subprocess.Popen[str]) -> list[str]:
+    """The lines of a process's stdout, growing while it runs."""
+    lines: list[str] = []
+    stream = process.stdout
+    assert stream is not None
+
+    def read() -> None:
+        for line in iter(stream.readline, ""):
+            lines.append(line)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout: float = 20) -> None:

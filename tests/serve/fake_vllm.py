@@ -12,10 +12,17 @@ and /v1/completions. FAKE_VLLM says how it misbehaves, as words separated by com
     deaf            the API server ignores SIGTERM
     deaf-engine     engine and workers ignore SIGTERM and do not notice that the API server has gone
     titled          engine and workers rename themselves with setproctitle, as vLLM's do
-    busy=N          N requests are running, one less at each look at /metrics
+    busy=N          N requests are running, and move; once it drains, one less at each look at /metrics
     wrong-name      serves the model under another name
     no-engine       answers completions with HTTP status 500
+    nan             its log-probabilities are no numbers
+    one-token       says the same token over and over
+    frozen          after the warm-up its engine neither answers nor moves
+    full            after the warm-up it answers completions with HTTP status 503
     key=KEY         wants that API key
+
+Once a file of the name in FAKE_VLLM_KILLS exists, /health says 503 and it ends four seconds later, as vLLM
+does when its engine has died.
 """
 
 from __future__ import annotations
@@ -24,15 +31,18 @@ import argparse
 import http.server
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 QUIRKS = os.environ.get("FAKE_VLLM", "").split(",")
 OPTIONS = dict(quirk.split("=", 1) for quirk in QUIRKS if "=" in quirk)
 TOKENS = ["In", " racks", " of", " silver"]
+WARM_UP = 3
 
 
 def log(process: str, level: str, text: str) -> None:
@@ -60,16 +70,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     served_name = ""
     busy = int(OPTIONS.get("busy", "0"))
+    completions = 0
+    steps = 0
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self.answer(200, "")
+            self.answer(503 if engine_is_dead() else 200, "")
         elif self.path == "/v1/models":
             if self.authorized():
-                self.answer(200, json.dumps({"object": "list", "data": [{"id": self.served_name}]}))
+                model = {"id": self.served_name, "max_model_len": 4608}
+                self.answer(200, json.dumps({"object": "list", "data": [model]}))
         elif self.path == "/metrics":
-            self.answer(200, f'vllm:num_requests_running{{engine="0"}} {float(Handler.busy)}\n')
-            Handler.busy = max(0, Handler.busy - 1)
+            if draining():
+                Handler.busy = max(0, Handler.busy - 1)
+            Handler.steps += Handler.busy > 0
+            self.answer(200, metrics(Handler.busy, Handler.completions + Handler.steps))
         else:
             self.answer(404, "{}")
 
@@ -77,12 +92,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self.authorized():
             return
+        if self.path == "/tokenize":
+            self.answer(200, json.dumps({"tokens": list(range(4000))}))
+            return
+        if draining():
+            self.answer(503, json.dumps({"error": {"message": "This server is shutting down"}}))
+            return
+        if Handler.completions >= WARM_UP:
+            while "frozen" in QUIRKS:
+                time.sleep(0.1)
+            if "full" in QUIRKS:
+                self.answer(503, json.dumps({"error": {"message": "queue is full"}}))
+                return
+        Handler.completions += 1
         if "no-engine" in QUIRKS:
             self.answer(500, json.dumps({"error": {"message": "EngineCore encountered an issue"}}))
         elif request.get("stream"):
             self.stream()
         else:
-            self.answer(200, json.dumps(completion("".join(TOKENS), usage=True), ensure_ascii=False))
+            body = completion("".join(TOKENS), usage=True)
+            if "logprobs" in request:
+                body["choices"] = [{**body["choices"][0], "logprobs": logprobs(request["max_tokens"])}]
+            self.answer(200, json.dumps(body, ensure_ascii=False))
 
     def authorized(self) -> bool:
         if "key" in OPTIONS and self.headers.get("Authorization") != f"Bearer {OPTIONS['key']}":
@@ -120,8 +151,38 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def completion(text: str, *, usage: bool) -> dict[str, object]:
-    body: dict[str, object] = {
+def draining() -> bool:
+    return pathlib.Path(os.environ.get("DSV4_DRAIN_FLAG", "/nowhere")).exists()
+
+
+def engine_is_dead() -> bool:
+    return pathlib.Path(os.environ.get("FAKE_VLLM_KILLS", "/nowhere")).exists()
+
+
+def metrics(running: int, tokens: int) -> str:
+    labels = '{engine="0",model_name="fake"}'
+    return (
+        f"vllm:num_requests_running{labels} {float(running)}\n"
+        f"vllm:num_requests_waiting{labels} 0.0\n"
+        f"vllm:kv_cache_usage_perc{labels} 0.0\n"
+        f"vllm:iteration_tokens_total_count{labels} {float(tokens)}\n"
+        f"vllm:generation_tokens_total{labels} {float(tokens)}\n"
+        f'dsv4_patch_info{{patch="fake",state="applied"}} 1.0\n'
+    )
+
+
+def logprobs(count: int) -> dict[str, object]:
+    if "one-token" in QUIRKS:
+        return {"tokens": ["!"] * count, "token_logprobs": [-0.1] * count}
+    value = None if "nan" in QUIRKS else -0.5
+    return {
+        "tokens": [TOKENS[number % len(TOKENS)] for number in range(count)],
+        "token_logprobs": [value] * count,
+    }
+
+
+def completion(text: str, *, usage: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {
         "id": "cmpl-1",
         "object": "text_completion",
         "model": Handler.served_name,
@@ -172,8 +233,12 @@ def serve(arguments: argparse.Namespace) -> None:
     server = http.server.ThreadingHTTPServer((arguments.host, arguments.port), Handler)
     log("APIServer", "INFO", f"Starting vLLM server on http://{arguments.host}:{arguments.port}")
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    while True:
+    while not engine_is_dead():
         time.sleep(0.05)
+    log("EngineCore", "ERROR", "EngineCore encountered a fatal error: out of ideas")
+    time.sleep(4)
+    log("APIServer", "ERROR", "EngineDeadError: EngineCore encountered an issue. See stack trace (above)")
+    sys.exit(0)
 
 
 def main() -> None:

