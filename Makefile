@@ -25,7 +25,7 @@ APT_TOOLS ?= curl=curl systemd-analyze=systemd
 
 BIN = $(VENV)/bin
 
-.PHONY: help venv venv-test up down deps tools sources fingerprints docs chart lint test test-fast bench lock clean python-check
+.PHONY: help venv venv-test up down deps tools sources fingerprints docs chart lint test test-fast bench soak lock clean python-check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -66,7 +66,7 @@ tools: venv-test ## what the tests of the Helm chart and of `render` run (helm, 
 	@"$(BIN)/python" tools/kube_tools.py
 	@"$(BIN)/python" tools/render_tools.py
 
-sources: venv-test ## what the patches are checked against: Python files of other vLLM releases (470 MB, once), hash-checked
+sources: venv-test ## what the patches are tested with: vLLM releases' Python files, and Triton (660 MB, once), hash-checked
 	@"$(BIN)/python" tools/vllm_sources.py
 
 fingerprints: sources ## record the digests of what the patches touch, and say which changed
@@ -94,6 +94,10 @@ test-fast: deps venv-test tools sources ## the tests that start no vLLM
 bench: venv ## start-up, memory and decode speed against plain vLLM (BENCH_ARGS='--json FILE')
 	"$(BIN)/python" bench/commands.py
 	"$(BIN)/python" bench/startup.py $(BENCH_ARGS)
+	"$(BIN)/python" bench/health.py
+
+soak: venv-test ## ten minutes of 64 clients with a probe every second, against a real server (SOAK_SECONDS=600)
+	SOAK_SECONDS=$${SOAK_SECONDS:-600} OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -s tests/e2e/test_supervisor.py -k "started_means or probes_never"
 
 lock: python-check ## rewrite the hashed locks from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)
 	@"$(PYTHON)" tools/lock.py $(LOCK_ARGS)
