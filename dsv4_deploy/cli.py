@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from dsv4_deploy import __version__
-from dsv4_deploy.errors import DeployError, render
+from dsv4_deploy.errors import DeployError
+from dsv4_deploy.errors import render as render_error
+from dsv4_deploy.render import TARGETS
 from dsv4_deploy.spec import DEFAULT_HOST, DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = cli.main(args=arguments, prog_name="dsv4-deploy", standalone_mode=False)
         sys.stdout.flush()
     except DeployError as error:
-        click.echo(render(error), err=True)
+        click.echo(render_error(error), err=True)
         code = error.exit_code
     except click.ClickException as error:
         error.show()
@@ -472,6 +474,44 @@ def rules(name: str | None, as_json: bool, markdown: bool) -> None:
         click.echo(show.rules_markdown(), nl=False)
     else:
         click.echo("\n".join(show.rule_text(wanted[0]) if name else show.rules_text(wanted)))
+
+
+@cli.command()
+@click.argument("target", metavar="TARGET", type=click.Choice(list(TARGETS)))
+@_elsewhere
+@click.option(
+    "--render-gid",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Group of /dev/dri/renderD* on the machine that serves; default: asked there where that is possible.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    help="Write this file; default: stdout.",
+)
+def render(spec: ServingSpec, target: str, render_gid: int | None, output: pathlib.Path | None) -> None:
+    """Write the plan for somewhere else, each value with its reason.
+
+    TARGET: shell, docker, compose, quadlet (systemd and podman), env, helm-values, or kubernetes (by helm
+    template). Nothing is started, and no secret is written. Exit code 2 when a rule refuses.
+    """
+    import shlex
+
+    from dsv4_deploy import render as targets
+    from dsv4_deploy.plan.gather import gather
+    from dsv4_deploy.plan.plan import make_plan
+    from dsv4_deploy.render.source import Source, checked, write
+
+    made = make_plan(spec, gather(spec, os.environ, dry_run=True))
+    command = shlex.join(["dsv4-deploy", *sys.argv[1:]])
+    text = targets.renderer(target)(checked(Source(made, spec, command, render_gid)))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write(output, text, executable=target in targets.EXECUTABLE)
+        click.echo(f"Wrote {output}", err=True)
 
 
 @cli.command()
