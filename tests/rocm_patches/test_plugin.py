@@ -67,7 +67,7 @@ def registered() -> dict[str, object]:
 
 def test_register_installs_the_operators(registered: dict[str, object]) -> None:
     assert registered["before"] is None
-    assert str(registered["active"]).startswith("cpu: ")
+    assert str(registered["active"]).startswith("(cpu: ")
     assert registered["missing"] == []
 
 
