@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from dsv4_deploy.errors import DeployError, refused
+from dsv4_deploy.errors import DeployError
 from dsv4_deploy.facts import host
 from dsv4_deploy.plan import rules
 from dsv4_deploy.plan.plan import Plan
@@ -62,17 +62,6 @@ def run(case: Case, *, without: Collection[Check] = ()) -> list[Finding]:
         if check not in without and not (case.device == "cpu" and check in GPU_CHECKS)
         for finding in check(case)
     ]
-
-
-def check_allowed(names: Iterable[str]) -> None:
-    """Refuse names that no finding has. Raises DeployError (exit code 2)."""
-    unknown = sorted(set(names) - NAMES)
-    if unknown:
-        raise refused(
-            f"no check is called {unknown[0]!r}",
-            why=f"The checks are: {', '.join(sorted(NAMES))}.",
-            fix="Give the name that the finding has.",
-        )
 
 
 def let_pass(findings: Iterable[Finding], allowed: Collection[str]) -> list[Finding]:

@@ -95,14 +95,6 @@ def test_let_pass() -> None:
     assert run.passed(passed) and not run.passed(findings)
 
 
-def test_unknown_names_are_refused() -> None:
-    run.check_allowed(("gpu-partition", "plan"))
-    with pytest.raises(DeployError) as raised:
-        run.check_allowed(("gpu-partitions",))
-    assert raised.value.exit_code == 2
-    assert "gpu-partition" in raised.value.why
-
-
 def test_lines() -> None:
     assert run.line(FINE) == "open-files: unlimited."
     assert run.line(SLOW) == (
@@ -148,7 +140,11 @@ def deploy(tmp_path: pathlib.Path, *arguments: str) -> subprocess.CompletedProce
         "HF_HUB_OFFLINE": "1",
     }
     return subprocess.run(
-        [sys.executable, "-m", "dsv4_deploy", *arguments], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "dsv4_deploy", *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
 
 

@@ -50,7 +50,7 @@ def run_script(script: str, program: str, **environ: str) -> tuple[list[str], di
             cwd=scratch,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=180,
         )
         assert done.returncode == 0, done.stderr
         arguments, environment = json.loads(dump.read_text())
@@ -68,7 +68,7 @@ def shellcheck(script: str) -> None:
         input=script,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stdout
 
@@ -84,7 +84,7 @@ def compose(text: str, **environ: str) -> dict[str, Any]:
             env={"PATH": "/usr/bin:/bin", "HOME": scratch, **environ},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
     assert done.returncode == 0, done.stderr
     project: dict[str, Any] = _undouble(json.loads(done.stdout))
@@ -115,7 +115,7 @@ def quadlet(text: str) -> tuple[str, list[str]]:
             env={"PATH": "/usr/bin:/bin", "QUADLET_UNIT_DIRS": str(units)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         assert "---dsv4.service---" in done.stdout, done.stderr
         assert "converting" not in done.stderr, done.stderr
@@ -147,7 +147,7 @@ def _systemd(home: pathlib.Path, service: str) -> list[str]:
         env={"XDG_RUNTIME_DIR": str(runtime), "SYSTEMD_UNIT_PATH": str(units), "HOME": str(runtime)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         **other,  # type: ignore[arg-type]
     )
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ def deploy(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
 
 
