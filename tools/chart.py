@@ -1,8 +1,8 @@
 """Writes what the Helm chart derives from other files: values.schema.json and README.md from the comments of
-values.yaml, files/gpus.yaml from the catalog.
+values.yaml, files/gpus.yaml from the catalog, profiles/ from the plan.
 
-In: helm/dsv4/values.yaml and dsv4_deploy/catalog. Out: those files; with --check nothing is written, and a stale one
-is an error.
+In: helm/dsv4/values.yaml and dsv4_deploy. Out: those files; with --check nothing is written, and a stale one is an
+error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from typing import Any
 import yaml
 
 from dsv4_deploy import catalog
+from dsv4_deploy.plan.gather import gather
+from dsv4_deploy.plan.plan import make_plan
+from dsv4_deploy.render import helm_values
+from dsv4_deploy.render.source import Source
+from dsv4_deploy.spec import ServingSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "dsv4"
@@ -223,6 +228,26 @@ def gpus() -> str:
     return "\n".join(lines) + "\n"
 
 
+PROFILES = (
+    ("flash-tp4", "deepseek-v4-flash", 4),
+    ("flash-tp8", "deepseek-v4-flash", 8),
+    ("pro-tp8", "deepseek-v4-pro", 8),
+)
+
+
+def profiles() -> dict[Path, str]:
+    """One file per card and profile: what `dsv4-deploy render helm-values` writes for it."""
+    found = {}
+    for card in catalog.cards().values():
+        for name, model, tp in PROFILES if card.target else ():
+            spec = ServingSpec(model=model, tp=tp, device="rocm", gpu=card.name, gpu_count=8)
+            plan = make_plan(spec, gather(spec, {}, dry_run=True))
+            command = f"dsv4-deploy render helm-values --model {model} --tp {tp} --gpu {card.name}:8"
+            text = helm_values.render(Source(plan, spec, command))
+            found[CHART / "profiles" / card.name / f"{name}.yaml"] = text
+    return found
+
+
 def files() -> dict[Path, str]:
     """Every generated file with what it should hold."""
     values = parse((CHART / "values.yaml").read_text())
@@ -230,6 +255,7 @@ def files() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema(values), indent=1, ensure_ascii=False) + "\n",
         CHART / "README.md": readme(values),
         CHART / "files" / "gpus.yaml": gpus(),
+        **profiles(),
     }
 
 

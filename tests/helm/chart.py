@@ -6,7 +6,6 @@ In: values as files or a mapping. Out: parsed manifests. Helm reads no cluster a
 from __future__ import annotations
 
 import functools
-import json
 import os
 import pathlib
 import subprocess
@@ -85,8 +84,8 @@ def manifest(
     release: str = "v4",
     namespace: str = "ai",
 ) -> str:
-    """The same as text. JSON is YAML, so a mapping needs no quoting of ours."""
-    return _manifest(files, json.dumps(values) if values else "", helm, kube, release, namespace)
+    """The same as text."""
+    return _manifest(files, yaml.safe_dump(values) if values else "", helm, kube, release, namespace)
 
 
 @functools.lru_cache(maxsize=512)

@@ -26,7 +26,7 @@
 - --profile
 - {{ . | quote }}
 {{- end }}
-{{- range $name, $value := (fromYaml (include "dsv4.settings" .)) }}
+{{- range $name, $value := (fromJson (include "dsv4.settings" .)) }}
 - --set
 - {{ printf "%s=%s" $name (include "dsv4.text" $value) | quote }}
 {{- end }}
@@ -48,7 +48,7 @@
 {{- if and (eq .Values.model.source.type "hub") .Values.model.download.revision -}}
 {{- $_ := set $ours "revision" .Values.model.download.revision -}}
 {{- end -}}
-{{- toYaml (merge (deepCopy .Values.settings) $ours) -}}
+{{- toJson (merge (deepCopy .Values.settings) $ours) -}}
 {{- end -}}
 
 {{/* No visibility variables (HIP_, ROCR_, CUDA_VISIBLE_DEVICES): the device plugin gives each pod its own GPUs, and filters add up. */}}
