@@ -377,6 +377,57 @@ def serve(
 
 
 @cli.command()
+@_deployment
+def join(spec: ServingSpec) -> None:
+    """Run this host's ranks of a model that another host leads: the entry point of a worker pod.
+
+    Takes what `serve` on the leader got, with --set nnodes=N, node-rank=R and master-addr=LEADER. It becomes vLLM
+    without an API server; nothing answers requests or probes here.
+    """
+    from dsv4_deploy.serve import join as worker
+    from dsv4_deploy.serve import up as start
+    from dsv4_deploy.serve.report import Report
+
+    talk = Report()
+    plan = start.plan_for(spec, dry_run=False, report=talk)
+    talk.note(plan.note)
+    worker.join(plan, os.environ)
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=pathlib.Path))
+@click.option("--repository", metavar="OWNER/NAME", help="Repository on the hub.")
+@click.option("--revision", metavar="COMMIT", help="Its commit: 40 hexadecimal digits.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Files that are fetched at the same time.",
+)
+@click.option("--wait", is_flag=True, help="Fetch nothing; wait until somebody else's download is complete.")
+def download(
+    directory: pathlib.Path, repository: str | None, revision: str | None, workers: int, wait: bool
+) -> None:
+    """Fetch one revision of a model into DIRECTORY, check every file, and mark it complete.
+
+    An interrupted download goes on where it stopped. HF_TOKEN is the hub's token, HF_ENDPOINT another hub.
+    """
+    from dsv4_deploy import download as weights
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    if wait:
+        weights.wait(directory, say)
+        return
+    if repository is None or revision is None:
+        raise click.UsageError("--repository and --revision are needed, or --wait.")
+    weights.fetch(repository, revision, directory, workers, say)
+    click.echo(f"{directory} is complete.")
+
+
+@cli.command()
 @click.argument("which", type=click.Choice(["startup", "ready", "live"]))
 @click.option("--health-host", default=DEFAULT_HOST, show_default=True, help="Where probes are answered.")
 @click.option(

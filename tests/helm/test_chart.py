@@ -177,21 +177,25 @@ def test_memory_is_locked_only_when_asked_for_or_for_rdma() -> None:
         assert server["resources"]["limits"]["amd.com/vnic"] == "8"
 
 
-def test_two_nodes_share_the_ranks() -> None:
+def test_two_nodes_share_the_layers() -> None:
     group = chart.one(chart.template(chart.CHART / "ci" / "two-nodes-values.yaml"), "LeaderWorkerSet")["spec"]
     leader, worker = (
-        group["leaderWorkerTemplate"][role]["spec"]["containers"][0]
-        for role in ("leaderTemplate", "workerTemplate")
+        group["leaderWorkerTemplate"][role]["spec"]["containers"][0] for role in ("leaderTemplate", "workerTemplate")
     )
     assert group["leaderWorkerTemplate"]["size"] == 2
     for one in (leader, worker):
         assert one["resources"]["limits"]["amd.com/gpu"] == "8"
-        assert chart.argument(one, "--tp") == "16"
-        assert chart.argument(one, "--nodes") == "2"
-        assert chart.argument(one, "--leader") == "$(LWS_LEADER_ADDRESS)"
+        assert one["resources"]["limits"]["memory"] == f"{64 * 8 + 32}Gi"
+        assert chart.argument(one, "--tp") == "8"
+        for setting in ("pipeline-parallel-size=2", "nnodes=2", "node-rank=$(LWS_WORKER_INDEX)"):
+            assert setting in one["args"]
+        assert "master-addr=$(LWS_LEADER_ADDRESS)" in one["args"]
+    assert (leader["args"][0], worker["args"][0]) == ("serve", "join")
+    # The plan must be the same on all nodes, so the rest of the command line is.
+    watching = {"--health-host", "0.0.0.0", "--health-port", "8081", "--drain-timeout", "90"}
+    assert set(leader["args"]) - set(worker["args"]) <= watching | {"serve"}
     assert "readinessProbe" in leader
     assert not {"startupProbe", "readinessProbe", "livenessProbe", "ports"} & worker.keys()
-    assert chart.argument(worker, "--node-rank") == "$(LWS_WORKER_INDEX)"
     # The leader finishes its requests with the workers' help, so they leave after its drain.
     assert worker["lifecycle"]["preStop"]["sleep"]["seconds"] == 15 + 90
 
@@ -337,8 +341,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "Set multiNode.nodes to 1",
     ),
     ({"model": {"name": "deepseek-v4-pro", "sizeGiB": 806}}, "202 GiB each, and MI300X has 192 GiB"),
-    ({"tensorParallelSize": 16}, "nodes have 8"),
-    ({"tensorParallelSize": 4, "multiNode": {"nodes": 3}}, "does not divide"),
+    ({"settings": {"pipeline-parallel-size": 2}}, "Set multiNode.nodes"),
     ({"ports": {"health": 8000}}, "Give them different numbers"),
     ({"probes": {"startup": {"budgetSeconds": 60, "periodSeconds": 90}}}, "Raise it"),
     ({"cache": {"type": "hostPath"}}, "Set cache.hostPath"),
@@ -382,8 +385,8 @@ def test_what_cannot_work_is_refused_with_the_remedy(values: dict[str, Any], rem
 def test_every_refusal_of_the_chart_is_tested() -> None:
     text = (chart.CHART / "templates" / "_validate.tpl").read_text()
     written = len(re.findall(r'include "dsv4\.refuse"', text))
-    # Two more concern the release of Kubernetes (test_valid.py), one needs several nodes and DRA.
-    assert len(REFUSALS) + 3 >= written
+    # Two more concern the release of Kubernetes: test_valid.py.
+    assert len(REFUSALS) + 2 >= written
 
 
 @pytest.mark.parametrize(
@@ -391,7 +394,7 @@ def test_every_refusal_of_the_chart_is_tested() -> None:
     [
         ({"modle": {}}, "modle"),
         ({"model": {"source": {"tpye": "claim"}}}, "tpye"),
-        ({"tensorParallelSize": 3}, "tensorParallelSize"),
+        ({"tensorParallelSize": 16}, "tensorParallelSize"),
         ({"tensorParallelSize": "4"}, "tensorParallelSize"),
         ({"image": {"digest": "sha256:1"}}, "digest"),
         ({"model": {"download": {"revision": "main"}}}, "revision"),

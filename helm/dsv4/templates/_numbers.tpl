@@ -1,14 +1,9 @@
 {{/* What follows from the tensor-parallel size, in one place: GPUs, shared memory, memory, processors, times. */}}
 
-{{/* Ranks of one pod. */}}
-{{- define "dsv4.gpusPerPod" -}}
-{{- div (int .Values.tensorParallelSize) (int .Values.multiNode.nodes) -}}
-{{- end -}}
-
 {{- define "dsv4.shmGiB" -}}
 {{- $asked := int .Values.resources.shmGiB -}}
 {{- if gt $asked 0 -}}{{ $asked }}{{- else -}}
-{{- min 32 (max 16 (mul 8 (int (include "dsv4.gpusPerPod" .)))) -}}
+{{- min 32 (max 16 (mul 8 (int .Values.tensorParallelSize))) -}}
 {{- end -}}
 {{- end -}}
 
@@ -16,13 +11,13 @@
      https://github.com/vllm-project/vllm/issues/28923 */}}
 {{- define "dsv4.memoryGiB" -}}
 {{- $resources := .Values.resources -}}
-{{- $ranks := mul (int $resources.memoryPerGpuGiB) (int (include "dsv4.gpusPerPod" .)) -}}
-{{- $weights := mulf 1.1 (.Values.model.sizeGiB | int) | ceil | int -}}
+{{- $ranks := mul (int $resources.memoryPerGpuGiB) (int .Values.tensorParallelSize) -}}
+{{- $weights := divf (mulf 1.1 .Values.model.sizeGiB) .Values.multiNode.nodes | ceil | int -}}
 {{- add (max $ranks $weights) (int $resources.extraMemoryGiB) (int (include "dsv4.shmGiB" .)) -}}
 {{- end -}}
 
 {{- define "dsv4.cpuMillis" -}}
-{{- mulf .Values.resources.cpuPerGpu 1000 (int (include "dsv4.gpusPerPod" .)) | ceil | int64 -}}
+{{- mulf .Values.resources.cpuPerGpu 1000 (int .Values.tensorParallelSize) | ceil | int64 -}}
 {{- end -}}
 
 {{/* The kubelet's countdown begins with the preStop hook: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ */}}

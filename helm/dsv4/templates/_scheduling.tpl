@@ -97,7 +97,7 @@ runtimeClassName: {{ . }}
 
 {{/* Requests and limits of the server. Values of resources.override win, key by key. */}}
 {{- define "dsv4.resources" -}}
-{{- $gpus := int (include "dsv4.gpusPerPod" .) -}}
+{{- $gpus := int .Values.tensorParallelSize -}}
 {{- $memory := printf "%sGi" (include "dsv4.memoryGiB" .) -}}
 {{- $limits := dict "memory" $memory -}}
 {{- $requests := dict "memory" $memory "cpu" (printf "%sm" (include "dsv4.cpuMillis" .)) -}}

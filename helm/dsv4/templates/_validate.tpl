@@ -57,21 +57,13 @@
 {{- include "dsv4.refuse" "the tiny model is for the no-GPU mode. Set gpu.product to none, or choose a real model" -}}
 {{- end -}}
 {{- $card := index (.Files.Get "files/gpus.yaml" | fromYaml) (lower $values.gpu.product) -}}
-{{- $perRank := divf $values.model.sizeGiB $tp -}}
+{{- $ranks := mul $tp $nodes -}}
+{{- $perRank := divf $values.model.sizeGiB $ranks -}}
 {{- if gt $perRank $card.hbmGiB -}}
-{{- include "dsv4.refuse" (printf "%v GiB of weights on %d ranks are %.0f GiB each, and %s has %.0f GiB. Raise tensorParallelSize, or choose another card or model" $values.model.sizeGiB $tp $perRank $values.gpu.product $card.hbmGiB) -}}
+{{- include "dsv4.refuse" (printf "%v GiB of weights on %d GPUs are %.0f GiB each, and %s has %.0f GiB. Raise tensorParallelSize, or choose another card or model" $values.model.sizeGiB $ranks $perRank $values.gpu.product $card.hbmGiB) -}}
 {{- end -}}
 {{- end -}}
 
-{{- if ne (mod $tp $nodes) 0 -}}
-{{- include "dsv4.refuse" (printf "tensorParallelSize %d does not divide over multiNode.nodes %d" $tp $nodes) -}}
-{{- end -}}
-{{- if gt (div $tp $nodes) 8 -}}
-{{- include "dsv4.refuse" (printf "tensorParallelSize %d needs %d GPUs on a node, and nodes have 8. Raise multiNode.nodes" $tp (div $tp $nodes)) -}}
-{{- end -}}
-{{- if and (gt $nodes 1) (eq $values.gpu.allocation "dra") (lt $minor 34) -}}
-{{- include "dsv4.refuse" "gpu.allocation dra over several nodes needs Kubernetes 1.34. Use devicePlugin" -}}
-{{- end -}}
 {{- if and (eq $values.gpu.allocation "dra") (ne $values.gpu.product "none") (lt $minor 32) -}}
 {{- include "dsv4.refuse" (printf "gpu.allocation dra needs Kubernetes 1.32, and this is 1.%d. Use devicePlugin" $minor) -}}
 {{- end -}}
@@ -127,6 +119,11 @@
 {{- end -}}
 {{- if hasKey $values.settings "shutdown-timeout" -}}
 {{- include "dsv4.refuse" "settings.shutdown-timeout would not count in the grace period. Set drain.shutdownSeconds" -}}
+{{- end -}}
+{{- range $name := list "nnodes" "node-rank" "master-addr" "master-port" "pipeline-parallel-size" -}}
+{{- if hasKey $values.settings $name -}}
+{{- include "dsv4.refuse" (printf "settings.%s belongs to several nodes, which the chart arranges. Set multiNode.nodes" $name) -}}
+{{- end -}}
 {{- end -}}
 {{- range $name := list "api-key" "hf-token" -}}
 {{- if hasKey $values.settings $name -}}
