@@ -6,6 +6,7 @@ In: the record in the state directory, and DSV4_INSTANCE, which must name it. Ou
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 
@@ -26,6 +27,9 @@ def main() -> int:
                 f"nothing is recorded for port {sys.argv[1]}",
                 why="The deployment was stopped, or replaced, before it had begun.",
             )
+        # `up` writes this process's identity into the record as well, but maybe after it was read here.
+        me = procs.identify(os.getpid())
+        record = dataclasses.replace(record, pid=os.getpid(), start_ticks=me.start_ticks if me else 0)
         watch = Watch(**record.watch)
         listener = endpoints.bind(watch.host, watch.port)
         return supervisor.supervise(record, store, listener, passed_on=None, termination_log=TERMINATION_LOG)

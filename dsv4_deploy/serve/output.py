@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import queue
 import threading
 import time
 
@@ -113,18 +114,35 @@ class Pump(threading.Thread):
         os.close(self._source)
 
 
-class Notes:
-    """What the supervisor itself has to say: on stderr for people, in vLLM's form in the log file."""
+class Notes(threading.Thread):
+    """What the supervisor itself has to say: on stderr for people, in vLLM's form in the log file.
+
+    A thread too: nobody who reads stderr slowly may hold up the answer to a probe.
+    """
 
     def __init__(self, file: RotatingFile) -> None:
+        super().__init__(name="notes", daemon=True)
         self._file = file
+        self._lines: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
+        self.start()
 
     def __call__(self, text: str, level: str = "INFO") -> None:
         """One line. `level` is INFO or WARNING: errors are vLLM's, and searched for by level."""
-        with contextlib.suppress(OSError):
-            write_all(2, f"dsv4-deploy: {text}\n".encode())
         stamp = time.strftime("%m-%d %H:%M:%S")
-        self._file.write(f"(Supervisor pid={os.getpid()}) {level} {stamp} [supervisor.py] {text}\n".encode())
+        logged = f"(Supervisor pid={os.getpid()}) {level} {stamp} [supervisor.py] {text}\n"
+        self._lines.put((f"dsv4-deploy: {text}\n".encode(), logged.encode()))
+
+    def run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            spoken, logged = line
+            self._file.write(logged)
+            with contextlib.suppress(OSError):
+                write_all(2, spoken)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is still to be written, as far as it can be in that time."""
+        self._lines.put(None)
+        self.join(timeout_s)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

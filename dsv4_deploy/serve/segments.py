@@ -29,7 +29,7 @@ class Segments:
     """The list of one server. `descriptor` is its lock; a child that inherits it keeps the list alive."""
 
     def __init__(self, instance: str, shm: pathlib.Path = SHM) -> None:
-        """Raises OSError when /dev/shm cannot be written; then vLLM could not start either."""
+        """Raises OSError when /dev/shm cannot be written."""
         self._shm = shm
         self._path = shm / f"dsv4-deploy.{instance}.json"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,9 +52,14 @@ class Segments:
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, content, 0)
 
+    def sweep(self) -> list[str]:
+        """The server has ended: remove what is left of it. Returns the names removed."""
+        known, self._known = self._known, {}
+        return _remove(known, self._shm)
+
     def close(self) -> list[str]:
-        """The server has ended: remove what is left of it, and the list. Returns the names removed."""
-        removed = _remove(self._known, self._shm)
+        """The supervisor ends as well: remove what is left, and the list. Returns the names removed."""
+        removed = self.sweep()
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self.descriptor)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from dsv4_deploy.errors import FAILED
+from dsv4_deploy.errors import FAILED, DeployError
 from dsv4_deploy.plan.watch import STOP_LOADING_S, STOP_MARGIN_S, Watch
 from dsv4_deploy.serve import (
     canary,
@@ -65,6 +65,7 @@ LINGER_S = 2.0
 RESTART_PAUSE_S = 2.0
 # What vLLM's processes have still to say arrives at once when they have ended.
 PUMP_S = 5.0
+NOTES_S = 5.0
 SEGMENTS_LOADING_S = 5.0
 SEGMENTS_SERVING_S = 60.0
 # A thread that looks through /proc must not hold up an answer by Python's usual 5 ms.
@@ -94,6 +95,7 @@ class Supervisor:
         watch: Watch,
         store: state.Store,
         file: RotatingFile,
+        shared_memory: segments.Segments,
         *,
         passed_on: int | None,
         termination_log: pathlib.Path,
@@ -109,7 +111,7 @@ class Supervisor:
         self._cause = store.directory(record.port) / "cause.json"
         self._health = Health(watch, time.monotonic)
         self._exporter = Exporter(passthrough=watch.passthrough)
-        self._segments = segments.Segments(record.instance)
+        self._segments = shared_memory
         self._life: _Life | None = None
         self._signals: list[int] = []
         self._stop = asyncio.Event()
@@ -134,8 +136,12 @@ class Supervisor:
             try:
                 return await self._lives()
             finally:
-                if removed := await asyncio.to_thread(self._segments.close):
-                    self._note(f"removed shared memory that vLLM had left: {', '.join(removed)}")
+                self._tell_removed(await asyncio.to_thread(self._segments.close))
+                await asyncio.to_thread(self._note.close, NOTES_S)
+
+    def _tell_removed(self, names: list[str]) -> None:
+        if names:
+            self._note(f"removed shared memory that vLLM had left: {', '.join(names)}")
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -203,7 +209,8 @@ class Supervisor:
                 watching.cancel()
                 return await self._drain(life)
             if life.ended.is_set():
-                raise _FailedError(f"vLLM died: {postmortem.how(life.process.returncode)}")
+                died = f"{self._health.dead}; then vLLM ended" if self._health.dead else "vLLM died"
+                raise _FailedError(f"{died}: {postmortem.how(life.process.returncode)}")
             await watching
         except _FailedError as failure:
             await self._died(life, str(failure))
@@ -452,6 +459,7 @@ class Supervisor:
         stuck = await asyncio.to_thread(postmortem.stuck, self._record.instance, life.leader)
         await asyncio.to_thread(self._remember_segments)
         await self._end_group(life, 0.0)
+        self._tell_removed(await asyncio.to_thread(self._segments.sweep))
         await asyncio.to_thread(life.pump.join, PUMP_S)
         finding = await asyncio.to_thread(
             postmortem.examine, self._file.parts(), how, life.process.returncode, stuck
@@ -494,13 +502,22 @@ def supervise(
     termination_log: pathlib.Path,
 ) -> int:
     """Run one deployment to its end in this process; `record` says what and how. Returns the exit code."""
-    file = RotatingFile(pathlib.Path(record.log))
+    try:
+        file = RotatingFile(pathlib.Path(record.log))
+        shared_memory = segments.Segments(record.instance)
+    except OSError as error:
+        raise DeployError(
+            f"cannot write {error.filename}: {error.strerror}",
+            why="vLLM's log is kept in the state directory, and its processes talk through /dev/shm.",
+            fix="Make both writable for this user, or set DSV4_STATE_DIR.",
+        ) from error
     try:
         supervisor = Supervisor(
             record,
             Watch(**record.watch),
             store,
             file,
+            shared_memory,
             passed_on=passed_on,
             termination_log=termination_log,
         )
