@@ -36,8 +36,10 @@ def test_nothing_is_left_of_a_real_server(deploy: Deploy, tiny_checkpoint: pathl
     up = deploy.run(*deploy.up_arguments(), timeout=550)
     assert up.returncode == 0, up.stderr
     assert len(vllm_processes(deploy)) == 3
-    os.kill(deploy.state()["pid"], signal.SIGKILL)
-    wait_for(lambda: deploy.rows()[0]["state"] == "dead", "the API server's end")
+    (api_server,) = [pid for pid in vllm_processes(deploy) if b"\0serve\0" in command_line(pid)]
+    os.kill(api_server, signal.SIGKILL)
+    wait_for(lambda: deploy.rows()[0]["state"] == "dead", "the end of what the API server left", timeout=120)
+    assert vllm_processes(deploy) == []
     down = deploy.down()
     assert down.returncode == 0
     assert "had already died" in down.stderr
