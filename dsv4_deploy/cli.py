@@ -165,6 +165,24 @@ def _deployment(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_spec
 
 
+def _server(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument and options that name a running server, for commands that get it as `url` and `model`."""
+
+    @functools.wraps(command)
+    def with_server(url: str | None, port: int, **rest: Any) -> Any:
+        from dsv4_deploy.validate.server import base_url
+
+        return command(url=base_url(url or f"http://{DEFAULT_HOST}:{port}"), **rest)
+
+    for option in (
+        click.option("--model", metavar="NAME", help="The served name; default: what the server has."),
+        _port,
+        click.argument("url", required=False),
+    ):
+        with_server = option(with_server)
+    return with_server
+
+
 def _elsewhere(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what to plan for when it is not this host; they become part of the `spec`."""
 
@@ -370,6 +388,8 @@ def serve(
     talk.note(plan.note)
     for setting in plan.from_environment:
         talk.note(f"{setting.name}={setting.value} {setting.reason}.")
+    for notice in plan.notices:
+        talk.note(notice.line())
     store = _store()
     preflight_run.before_start(spec, plan, os.environ, store, talk.note)
     watch = make_watch(plan, watching)
@@ -628,6 +648,85 @@ def logs(port: int, follow: bool, lines: int) -> None:
 
     for line in manage.logs(port, _store(), lines, follow):
         click.echo(line)
+
+
+@cli.command()
+@click.argument("log", required=False)
+@_port
+@click.option(
+    "--exit-code",
+    type=click.IntRange(-64, 255),
+    metavar="N",
+    help="How vLLM ended, where that is known: 137 for a kill, for example.",
+)
+@click.option("--json", "as_json", is_flag=True, help="A JSON object, for programs.")
+@click.option(
+    "--termination-log",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    default="/dev/termination-log",
+    show_default=True,
+    help="Where Kubernetes looks for the cause of a death; written when it exists.",
+)
+def triage(
+    log: str | None, port: int, exit_code: int | None, as_json: bool, termination_log: pathlib.Path
+) -> None:
+    """Name the cause of a failure from vLLM's log: the first real error, what it means, what to do.
+
+    LOG is a file, or - for standard input: kubectl logs POD | dsv4-deploy triage -. Without it, the log of the
+    server on --port is read. Exit code 0 when the cause is known or nothing failed, 1 when no rule knows it.
+    """
+    import json
+
+    from dsv4_deploy import triage as causes
+
+    found = causes.diagnose_named(log or str(_store().log(port)), exit_code)
+    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.text(), nl=as_json)
+    try:
+        causes.write_termination_log(found, termination_log)
+    except OSError as error:
+        click.echo(f"warning: cannot write {termination_log}: {error.strerror}", err=True)
+    if found.verdict == "unknown":
+        sys.exit(1)
+
+
+@cli.command()
+@_server
+def curl(url: str, model: str | None) -> None:
+    """Print ready-to-paste curl lines: completion, chat, thinking, tools, streams, health, metrics.
+
+    Nothing is sent. With VLLM_API_KEY set the lines use that variable; its value is not printed.
+    """
+    from dsv4_deploy.validate import curl as lines
+
+    for line in lines.lines(url, model, with_key="VLLM_API_KEY" in os.environ):
+        click.echo(line)
+
+
+@cli.command()
+@_server
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for each answer, from the connection to its last byte.",
+)
+@click.option("--json", "as_json", is_flag=True, help="A JSON object, for programs.")
+def validate(url: str, model: str | None, timeout: float, as_json: bool) -> None:
+    """Send a server the requests that `curl` prints and check the answers: form, token counts, finite
+    log-probabilities, complete streams, valid tool calls.
+
+    Exit code 1 when one of them is not right.
+    """
+    import json
+
+    from dsv4_deploy.validate.run import validate as send
+
+    report = send(url, model=model, timeout_s=timeout)
+    click.echo(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(report.lines()))
+    if not report.passed:
+        sys.exit(1)
 
 
 @cli.command()

@@ -7,12 +7,14 @@ In: a log, which may be large, damaged or somebody else's. Out: a `Diagnosis`. T
 from __future__ import annotations
 
 import pathlib
+import sys
 import time
 from typing import BinaryIO
 
+from dsv4_deploy.errors import refused
 from dsv4_deploy.triage.diagnosis import Diagnosis, write_termination_log
 
-__all__ = ["Diagnosis", "diagnose", "diagnose_stream", "write_termination_log"]
+__all__ = ["Diagnosis", "diagnose", "diagnose_named", "diagnose_stream", "write_termination_log"]
 
 
 def diagnose(path: pathlib.Path, exit_code: int | None = None) -> Diagnosis:
@@ -24,6 +26,20 @@ def diagnose(path: pathlib.Path, exit_code: int | None = None) -> Diagnosis:
     with path.open("rb") as stream:
         quiet_s = max(0.0, time.time() - path.stat().st_mtime)
         return diagnose_stream(stream, str(path), exit_code, quiet_s)
+
+
+def diagnose_named(name: str, exit_code: int | None = None) -> Diagnosis:
+    """The log that a person names: a path, or "-" for standard input. Raises DeployError (exit code 2)."""
+    if name == "-":
+        return diagnose_stream(sys.stdin.buffer, "standard input", exit_code)
+    try:
+        return diagnose(pathlib.Path(name), exit_code)
+    except (OSError, ValueError) as error:
+        raise refused(
+            f"cannot read the log {name}",
+            why=f"{error.strerror}." if isinstance(error, OSError) and error.strerror else str(error),
+            fix="Name a file: dsv4-deploy triage FILE. Or pipe one: kubectl logs POD | dsv4-deploy triage -",
+        ) from error
 
 
 def diagnose_stream(

@@ -87,6 +87,11 @@ class Block:
         return self._in_traceback or self._message_lines > 0
 
     @property
+    def is_cut(self) -> bool:
+        """Whether its traceback has not come to an exception yet."""
+        return self._in_traceback and self._root is None
+
+    @property
     def error(self) -> Entry:
         """The line that says what is wrong: the exception that a chain of them began with, or the first
         line."""

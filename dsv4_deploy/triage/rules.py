@@ -37,6 +37,7 @@ class Rule:
     kind: Kind
     about: Cause
     lines: Words
+    unless: Words
     nearby: tuple[str, ...]
     after: Words
     until: Words
@@ -133,6 +134,11 @@ def read(path: pathlib.Path) -> Book:
     )
 
 
+def fits(rule: Rule, text: str) -> bool:
+    """Whether a line is one of those that the rule is about."""
+    return holds(rule.lines, text) and not holds(rule.unless, text)
+
+
 def holds(words: Words, text: str) -> bool:
     """Whether one of the alternatives stands in this line."""
     return any(_in_order(alternative, text) for alternative in words)
@@ -180,8 +186,8 @@ def _in_order(words: tuple[str, ...], text: str) -> bool:
 
 def _rule(node: Node) -> Rule:
     optional = (
-        "lines", "nearby", "after", "until", "exit", "quiet_s", "unless_running", "anywhere", "possible", "ask",
-        "example", "example_exit",
+        "lines", "unless", "nearby", "after", "until", "exit", "quiet_s", "unless_running", "anywhere", "possible",
+        "ask", "example", "example_exit",
     )  # fmt: skip
     node.only("id", "kind", "title", "cause", "fix", "links", optional=optional)
     kind = cast("Kind", node.child("kind").one_of(*get_args(Kind)))
@@ -210,6 +216,7 @@ def _rule(node: Node) -> Rule:
             links=node.child("links").links(),
         ),
         lines=lines,
+        unless=_maybe_words(node, "unless"),
         nearby=tuple(item.text() for item in _maybe_items(node, "nearby")),
         after=after,
         until=_maybe_words(node, "until"),

@@ -18,7 +18,7 @@ from dsv4_deploy.serve.progress import TITLES, Progress, Stage
 from dsv4_deploy.triage.blocks import Block, Blocks
 from dsv4_deploy.triage.diagnosis import Cause, Diagnosis, Line
 from dsv4_deploy.triage.lines import Entry, Reader, parse, shown
-from dsv4_deploy.triage.rules import Book, Kind, Rule, holds
+from dsv4_deploy.triage.rules import Book, Kind, Rule, fits, holds
 
 # Signs of vLLM's own process names, places and words; "vllm" alone also stands in a proxy's log.
 _VLLM = re.compile(
@@ -101,7 +101,7 @@ class Search:
         matches = self._runs[-1].matches
         if len(rules) != 1 or rules[0].kind != "hint" or rules[0].about.id not in matches:
             return False
-        matches[rules[0].about.id].count += holds(rules[0].lines, line.decode("utf-8", errors="replace"))
+        matches[rules[0].about.id].count += fits(rules[0], line.decode("utf-8", errors="replace"))
         return True
 
     def _look(self, piece: bytes) -> None:
@@ -133,7 +133,7 @@ class Search:
                 run.open[rule.about.id] = entry
             elif rule.until and holds(rule.until, entry.text):
                 run.open.pop(rule.about.id, None)
-            if holds(rule.lines, entry.text) and (rule.kind == "hint" or not quiet):
+            if fits(rule, entry.text) and (rule.kind == "hint" or not quiet):
                 self._match(run, rule, entry, block)
 
     @staticmethod
@@ -245,10 +245,10 @@ class _Verdict:
         return self._search.is_vllm or rule.anywhere
 
     def _explained(self, block: Block) -> bool:
-        """Whether a rule knows this failure. A consequence explains it only when that is all it says."""
+        """Whether a rule knows this failure. How it ended explains it only when that is all it says."""
         rules = [(self._search.book.rule(number), line) for number, line in block.known]
         return any(
-            self._counts(rule) and (rule.kind != "consequence" or line == block.error.number)
+            self._counts(rule) and (rule.kind not in ("ending", "consequence") or line == block.error.number)
             for rule, line in rules
         )
 
@@ -266,6 +266,8 @@ class _Verdict:
             )
         if rule.ask:
             self._note(rule.ask)
+        if code := _EXIT_CODE.search(entry.text):
+            self._explain_exit(int(code[1]))
         if rule.kind == "hint" and match.count > 1:
             self._note(f"{match.count} lines say so; this is the first.")
         possible = tuple(self._search.book.rule(number).about for number in rule.possible)
@@ -278,6 +280,8 @@ class _Verdict:
         error = block.error
         same = [other for other in self._unknown if _alike(other.error.text, error.text)]
         speakers = tuple(dict.fromkeys(other.error.process for other in same if other.error.process))
+        if block.is_cut:
+            self._note("The log ends inside this traceback; the exception at its end is missing.")
         code = _EXIT_CODE.search(error.text)
         if code:
             self._explain_exit(int(code[1]))
@@ -299,6 +303,8 @@ class _Verdict:
             summary = "this does not look like a log of vLLM, and no rule knows anything in it"
         elif self._run.stopping:
             verdict, summary = "healthy", "no failure in this log; vLLM was told to end"
+        elif self._exit_code:
+            summary = f"no error in this log; the process ended with exit code {self._exit_code}"
         elif self._run.reached >= Stage.LISTENING:
             verdict, summary = "healthy", "no failure in this log; the server was listening"
         else:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 import time
 from collections.abc import Callable
 from typing import Any
 
 from dsv4_deploy.errors import DeployError
 from dsv4_deploy.serve.probe import auth_headers, key_refused
+from dsv4_deploy.validate import curl, shape
+from dsv4_deploy.validate.calls import REQUEST
 
-REQUEST: dict[str, Any] = {
-    "prompt": "Write me a poem about AMD and Deepseek",
-    "max_tokens": 100,
-    "temperature": 0.0,
-}
 _LOOK = "Look at the log: dsv4-deploy logs"
 
 
@@ -69,33 +65,13 @@ def ask(url: str, timeout_s: float, on_first_token: Callable[[], None] = lambda:
 
 def check_shape(body: dict[str, Any]) -> None:
     """Make sure that this is a text completion with at least one generated token. Raises DeployError."""
-    usage = body.get("usage")
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    problems = []
-    if body.get("object") != "text_completion":
-        problems.append(f"object is {body.get('object')!r}, not 'text_completion'")
-    if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
-        problems.append("there is not exactly one choice with a text")
-    elif choice.get("finish_reason") not in ("length", "stop"):
-        problems.append(f"finish_reason is {choice.get('finish_reason')!r}, not 'length' or 'stop'")
-    names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    counts = [usage[name] for name in names if isinstance(usage, dict) and isinstance(usage.get(name), int)]
-    if len(counts) != len(names):
-        problems.append("usage has no token counts")
-    elif not 1 <= counts[1] <= REQUEST["max_tokens"] or counts[0] + counts[1] != counts[2]:
-        problems.append(f"the token counts {counts} do not fit together")
-    if problems:
+    if problems := shape.text_completion(body, REQUEST["max_tokens"]):
         raise _strange_answer("; ".join(problems), json.dumps(body, ensure_ascii=False))
 
 
 def curl_line(url: str, *, with_key: bool) -> str:
     """A shell line that repeats the request. The key stays a variable, so that it is not written anywhere."""
-    words = ["curl", "-sS", f"{url}/v1/completions", "-H", "Content-Type: application/json"]
-    line = " ".join(shlex.quote(word) for word in words)
-    if with_key:
-        line += ' -H "Authorization: Bearer $VLLM_API_KEY"'
-    return f"{line} -d {shlex.quote(json.dumps(REQUEST))}"
+    return curl.line(f"{url}/v1/completions", REQUEST, with_key=with_key)
 
 
 def _ask_streamed(

@@ -53,11 +53,11 @@ def ask(data: bytes, exit_code: int | None = None, quiet_s: float = 0.0) -> Diag
 def planted(rule: Rule) -> logs.Planted:
     """The rule's example where it would stand in a real log."""
     before = [*logs.start(), *logs.chatter(20), *logs.tuned_config(0 if rule.kind == "hint" else 300)]
-    fails_while_loading = rule.about.id in ("F10", "F11", "F13", "F15")
+    fails_while_loading = rule.about.id in ("F10", "F11", "F13", "F15", "D09")
     if not fails_while_loading:
         before += logs.loaded()
     ends_silently = rule.kind == "hint" or rule.quiet_s or rule.example_exit is not None
-    if rule.kind == "hint":
+    if rule.kind == "hint" or rule.about.id == "D11":
         before += logs.listening()
     after = logs.chatter(10) if rule.kind == "hint" else [] if ends_silently else [*logs.aftermath()]
     return logs.plant(rule.example, rule.example_line, before=before, after=after)
@@ -195,5 +195,5 @@ def test_f64_is_about_the_capture_only() -> None:
     before = [*logs.start(), *logs.loaded()]
     assert ask("\n".join([*before, capture, crash]).encode()).id == "F64"
     later = ask("\n".join([*before, capture, done, crash]).encode())
-    assert later.id == "unknown"
+    assert later.id == "D10"
     assert any("Exit code -11 is SIGSEGV" in note for note in later.notes)

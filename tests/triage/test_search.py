@@ -135,6 +135,14 @@ def test_an_exit_code_is_put_into_words() -> None:
         assert not any("Exit code" in note for note in ask(*logs.start(), exit_code=code).notes)
 
 
+def test_a_healthy_log_of_a_process_that_died_is_not_called_healthy() -> None:
+    lines = [*logs.start(), *logs.loaded(), *logs.listening()]
+    assert ask(*lines, exit_code=0).verdict == "healthy"
+    killed = ask(*lines, exit_code=-9)
+    assert (killed.verdict, killed.id) == ("unknown", "unknown")
+    assert "exit code -9" in killed.summary
+
+
 def test_how_far_it_came_is_said() -> None:
     answer = ask(*logs.start(), *logs.loaded())
     assert "It came as far as: weights loaded." in answer.notes
@@ -191,6 +199,12 @@ def test_a_truncated_log_gives_an_answer(keep: float) -> None:
         answer = diagnose_stream(io.BytesIO(piece), "cut")
         assert answer.id in ("F01", "unknown")
         assert answer.text()
+
+
+def test_a_log_that_ends_inside_a_traceback_says_so() -> None:
+    answer = ask(*logs.start(), *failure("Worker_TP0", 100, "ValueError: x")[:3])
+    assert answer.line is not None and answer.line.text == "(Worker_TP0 pid=100) It failed."
+    assert any("ends inside this traceback" in note for note in answer.notes)
 
 
 def test_thousands_of_failures_do_not_fill_the_memory() -> None:
