@@ -1,4 +1,4 @@
-"""Reading a log that another process is still writing: its new lines, its last lines, its first error.
+"""Reading a log that another process is still writing: its new lines, its last lines.
 
 In: the path of vllm.log. Out: lines without colours. A file that is rotated or not there yet is no error.
 """
@@ -9,22 +9,15 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Sequence
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # vLLM 0.32 writes "(EngineCore pid=12) ERROR 11-30 21:00:00 [core.py:1] text"; older releases put the level
 # first. Lines of a traceback carry the same prefix.
 _PREFIX = re.compile(
-    r"^(?:\((?P<process>[^)]*?pid=\d+)\) )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    r"^(?:\([^)]*?pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[[^\]]+\] ?"
 )
 _PROCESS = re.compile(r"^\([^)]*?pid=\d+\) ")
-_START_OF_TROUBLE = re.compile(
-    r"^(Traceback \(most recent call last\):|\S.*?: error: |Fatal Python error|Error: )"
-)
-# Enough for the message and the place; the whole traceback stays in the log.
-MAX_BLOCK = 24
-_KEEP_HEAD = 6
 
 
 class Tail:
@@ -91,60 +84,10 @@ def last_lines(path: pathlib.Path, count: int) -> list[str]:
     return [_clean(line.rpartition(b"\r")[2]) for line in lines]
 
 
-def first_error(path: pathlib.Path) -> list[str]:
-    """The first block of lines that says what went wrong; the last lines of the log when none does.
-
-    vLLM ends with a traceback that only says that some other process died; the cause stands where the first
-    error was written.
-    """
-    try:
-        lines = [_clean(line) for line in re.split(rb"\r\n|\n|\r", path.read_bytes())]
-    except OSError:
-        return []
-    for number, line in enumerate(lines):
-        match = _PREFIX.match(line)
-        if match and match["level"] in ("ERROR", "CRITICAL"):
-            return _shorten(_same_speaker(lines[number:], match["process"]))
-        if _START_OF_TROUBLE.match(_PROCESS.sub("", line)):
-            return _shorten(_until_message(lines[number:]))
-    return [line for line in lines if line.strip()][-12:]
-
-
 def message(line: str) -> str:
     """A log line without process, level, date and place."""
     stripped, found = _PREFIX.subn("", line)
     return stripped if found else _PROCESS.sub("", line)
-
-
-def _same_speaker(lines: Sequence[str], process: str | None) -> list[str]:
-    block = []
-    for line in lines:
-        match = _PREFIX.match(line)
-        if match is None or match["level"] not in ("ERROR", "CRITICAL") or match["process"] != process:
-            break
-        block.append(message(line))
-    return block
-
-
-def _until_message(lines: Sequence[str]) -> list[str]:
-    """A plain traceback: its indented lines, and the exception that closes it."""
-    block = [message(lines[0])]
-    for line in lines[1:]:
-        text = message(line)
-        block.append(text)
-        if text and not text[0].isspace():
-            break
-    return block
-
-
-def _shorten(block: list[str]) -> list[str]:
-    while block and not block[-1].strip():
-        block.pop()
-    if len(block) <= MAX_BLOCK:
-        return block
-    tail = MAX_BLOCK - _KEEP_HEAD - 1
-    left_out = f"... ({len(block) - _KEEP_HEAD - tail} lines, see the log)"
-    return [*block[:_KEEP_HEAD], left_out, *block[-tail:]]
 
 
 def _clean(line: bytes) -> str:
