@@ -43,15 +43,33 @@ def diagnose_named(name: str, exit_code: int | None = None) -> Diagnosis:
 
 
 def diagnose_stream(
-    stream: BinaryIO, name: str, exit_code: int | None = None, quiet_s: float = 0.0
+    stream: BinaryIO,
+    name: str,
+    exit_code: int | None = None,
+    quiet_s: float = 0.0,
+    root: pathlib.Path = pathlib.Path("/"),
 ) -> Diagnosis:
-    """The same for anything that can be read, such as standard input. `quiet_s`: seconds without a new line."""
+    """The same for anything that can be read, such as standard input. `quiet_s`: seconds without a new line;
+    `root`: the file system in which the GPUs of this machine are looked up."""
     from dsv4_deploy.triage.rules import book
     from dsv4_deploy.triage.search import Search
 
-    search = Search(book())
+    search = Search(book(), _facts(root))
     search.feed(stream)
     return search.diagnosis(name, exit_code, quiet_s, _running())
+
+
+def _facts(root: pathlib.Path) -> list[str]:
+    """What this machine tells that vLLM does not log: GPUs that are virtual functions of one."""
+    from dsv4_deploy import catalog
+    from dsv4_deploy.facts.gpu import read_pci
+
+    facts = []
+    for device in read_pci(root):
+        found = catalog.card_by_device_id(device.device_id)
+        if found and found[1]:
+            facts.append(f"{device.address} is an SR-IOV virtual function of {found[0].name}")
+    return facts
 
 
 def _running() -> list[str]:

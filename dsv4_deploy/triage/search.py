@@ -72,15 +72,25 @@ class _Run:
 
 
 class Search:
-    """Goes through one log. `feed` it, then ask for the `diagnosis`."""
+    """Goes through one log. `feed` it, then ask for the `diagnosis`. `facts` are sentences about the machine,
+    which count as if each start of vLLM had written them first."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, facts: Sequence[str] = ()) -> None:
         self._book = book
-        self._runs = [_Run()]
+        self._facts = facts
+        self._runs = [self._new_run()]
         self._is_vllm = False
         self._is_sglang = False
         self._tail = b""
         self._lines = 0
+
+    def _new_run(self) -> _Run:
+        run = _Run()
+        for fact in self._facts:
+            for rule in self._book.rules:
+                if holds(rule.after, fact):
+                    run.open[rule.about.id] = Entry(0, "", "", "", fact)
+        return run
 
     def feed(self, stream: BinaryIO) -> None:
         """Read the log to its end. Memory does not grow with it."""
@@ -116,7 +126,7 @@ class Search:
         if holds(self._book.start, raw) and (
             self._runs[-1].failed or self._runs[-1].reached >= Stage.LOADING
         ):
-            self._runs.append(_Run())
+            self._runs.append(self._new_run())
             # The first failed one and the last two are enough to judge by.
             self._runs = self._runs[:1] + self._runs[-2:] if len(self._runs) > 3 else self._runs
         run = self._runs[-1]

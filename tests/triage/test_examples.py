@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pathlib
 import re
 from collections.abc import Sequence
 
@@ -180,6 +181,18 @@ def test_f11_needs_the_kill_or_the_exit_code() -> None:
     after_loading = ask(loaded, exit_code=137)
     assert after_loading.id == "unknown"
     assert any("SIGKILL" in note for note in after_loading.notes)
+
+
+def test_f05_knows_virtual_gpus_from_this_machine_where_the_log_names_none(tmp_path: pathlib.Path) -> None:
+    died = "(EngineCore pid=90) ERROR 11-30 22:00:01 [multiproc_executor.py:315] Worker proc VllmWorker-2 died unexpectedly (exit code: -6), shutting down executor."
+    data = "\n".join([*logs.start(), *logs.loaded(), died]).encode()
+    device = tmp_path / "sys/bus/pci/devices/0000:05:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x1002\n")
+    (device / "class").write_text("0x120000\n")
+    for device_id, number in (("0x74a1", "D10"), ("0x74b5", "F05")):
+        (device / "device").write_text(f"{device_id}\n")
+        assert diagnose_stream(io.BytesIO(data), "vllm.log", root=tmp_path).id == number
 
 
 def test_f64_is_about_the_capture_only() -> None:
