@@ -1,8 +1,8 @@
 """Opens vLLM 0.32.0's CPU back end to DeepSeek-V4 on processors without AMX.
 
-Stock vLLM ties three choices to AMX (FP8 linear, FP4 experts, chunked prefill with prefix caching), has some
-metadata kernels in Triton only, and carries two bugs that stop every DeepSeek-V4 step on the CPU. Each
-function below opens one gate and nothing else; the names of what they touch are those of vLLM 0.32.0.
+Stock vLLM ties three choices to AMX (FP8 linear, FP4 experts, chunked prefill with prefix caching) and has some
+metadata kernels in Triton only. Each function below opens one gate and nothing else; the names of what they touch
+are those of vLLM 0.32.0. Two bugs that stop DeepSeek-V4 on every CPU are patches: rocm_patches/patches/cpu_mla.py.
 """
 
 from __future__ import annotations
@@ -72,12 +72,7 @@ def open_in_worker() -> None:
     """What the process that runs the model needs besides. Idempotent."""
     from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsMxfp4
-    from vllm.models.deepseek_v4.cpu.cpu_mla import (
-        DeepseekV4CPUIndexerMetadataBuilder,
-        DeepseekV4CPUSparseSWAMetadataBuilder,
-    )
     from vllm.triton_utils import HAS_TRITON, dispatcher
-    from vllm.v1.attention.backends.mla import indexer
 
     _wrap(
         CPUFp8BlockScaledMMKernel, "is_supported", lambda _: lambda cls, compute_capability=None: (True, None)
@@ -88,29 +83,3 @@ def open_in_worker() -> None:
         missing = {name: body for name, body in metadata.KERNELS.items() if name not in dispatcher._registry}
         if missing:
             dispatcher.register_kernels(missing)
-
-    def with_every_layer_kind(original: Callable[..., Any]) -> Callable[..., Any]:
-        # vllm/v1/attention/backends/mla/sparse_swa.py:780 reads two kinds that came with V4.1 and that the
-        # CPU builder's dictionary lacks: KeyError 'c1a' on every step (0.32.0; 0.33.0 has the same lines).
-        def build_tile_scheduler(self: Any, num_decode_tokens: int) -> dict[str, Any]:
-            return {"c1a": None, "c2a": None, **original(self, num_decode_tokens)}
-
-        return build_tile_scheduler
-
-    def without_empty_prefill(original: Callable[..., Any]) -> Callable[..., Any]:
-        # A step whose prefill requests are all shorter than one compressed entry gets no chunk, and
-        # sparse_attn_indexer.py:1239 asserts exactly one. There is nothing to index: say "no prefill".
-        def build(self: Any, *args: Any, **kwargs: Any) -> Any:
-            built = original(self, *args, **kwargs)
-            if built.prefill is not None and not built.prefill.chunks:
-                built.num_prefills = 0
-            return built
-
-        return build
-
-    _wrap(DeepseekV4CPUSparseSWAMetadataBuilder, "build_tile_scheduler", with_every_layer_kind)
-    # `build` is inherited; wrapping the owner would touch other models, so give the CPU builder its own.
-    if "build" not in vars(DeepseekV4CPUIndexerMetadataBuilder):
-        inherited = indexer.DeepseekV32IndexerMetadataBuilder.build
-        DeepseekV4CPUIndexerMetadataBuilder.build = inherited
-    _wrap(DeepseekV4CPUIndexerMetadataBuilder, "build", without_empty_prefill)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from rocm_patches.patches import (
     chat_completion,
+    cpu_mla,
     deepseek_v2,
     fp8_utils,
     fused_compress_quant_cache,
     mhc,
+    mxfp4_oracle,
     parser_deepseek_v4,
+    platforms_rocm,
     prometheus,
     rocm_aiter_mla_sparse,
+    simple_kv_offload,
     sparse_attn_indexer,
     tokenizers_deepseek_v4,
 )
@@ -29,6 +33,10 @@ PATCHES: tuple[Patch, ...] = (
     *sparse_attn_indexer.PATCHES,
     *mhc.PATCHES,
     *deepseek_v2.PATCHES,
+    *mxfp4_oracle.PATCHES,
+    *platforms_rocm.PATCHES,
+    *simple_kv_offload.PATCHES,
+    *cpu_mla.PATCHES,
     *parser_deepseek_v4.PATCHES,
     *tokenizers_deepseek_v4.PATCHES,
     *chat_completion.PATCHES,

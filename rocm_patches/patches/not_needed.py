@@ -7,6 +7,7 @@ from __future__ import annotations
 from rocm_patches.registry import NotNeeded
 
 _CASES = "tests/rocm_patches/patches/test_on_gfx942.py"
+_SERVING = "tests/rocm_patches/patches/test_serving_on_gfx942.py"
 
 NOT_NEEDED = (
     NotNeeded(
@@ -106,6 +107,57 @@ NOT_NEEDED = (
         finding="The compiled top-k that gfx942 uses instead is right; whether AITER's is faster there, and how "
         "it breaks ties, only hardware can tell. Left as it is.",
         proof="vllm/_aiter_ops.py, is_indexer_top_k_enabled",
+    ),
+    NotNeeded(
+        id="routing-bitmatrix-padding",
+        claim="vLLM's routing kernel lets the padded lanes of a block (192 to 255 for 6 experts a token) misroute "
+        "tokens at high concurrency",
+        finding="Those lanes read the next block's pairs, sort behind the block's own of the same expert, and so "
+        "compute the very positions that the next block writes. Masking them changes no result.",
+        proof=f"{_SERVING}::test_not_needed_padded_lanes_of_the_routing_do_no_harm runs the kernel against a sort, "
+        "with and without unrouted slots",
+    ),
+    NotNeeded(
+        id="swiglu-clamp",
+        claim="the clamp of 10 in SwiGLU is lost on the way to the experts (F70)",
+        finding="Mxfp4MoEMethod hands swiglu_limit to both back ends of gfx942, AITER's GEMM is asked for it, and the "
+        "shared expert is built with SiluAndMulWithClamp.",
+        proof=f"{_SERVING}::test_not_needed_the_clamp_reaches_every_expert, with values over 10 against float64",
+    ),
+    NotNeeded(
+        id="expert-map",
+        claim="with AITER switched on, experts that do not run on AITER get AITER's mask instead of the map (F79)",
+        finding="RoutedExperts.expert_map asks the kernel that the layer really uses (consumes_expert_mask).",
+        proof=f"{_SERVING}::test_not_needed_the_expert_map_is_the_kernels_own",
+    ),
+    NotNeeded(
+        id="aux-streams-outside-capture",
+        claim="side streams are forked in eager steps and in MTP, where they can hang",
+        finding="Only where a graph is captured and in the profiling run; MTP is built without any. The switch that "
+        "was missing is patch aux-stream-switch, which can also take them out of the profiling run.",
+        proof=f"{_SERVING}::test_side_streams asks the attention's own forward",
+    ),
+    NotNeeded(
+        id="kv-offload-native-fence",
+        claim="`--kv-offloading-backend native` loads KV blocks back without waiting for the step that uses them (F72)",
+        finding="The connector behind that flag orders every transfer behind the computing stream (wait_stream). The "
+        "race of https://github.com/vllm-project/vllm/issues/47282 is in the other connector, chosen by "
+        "VLLM_USE_SIMPLE_KV_OFFLOAD=1: patch kv-offload-load-fence.",
+        proof="tests/rocm_patches/patches/test_sources.py::test_the_native_offload_waits_for_the_computing_stream",
+    ),
+    NotNeeded(
+        id="reasoning-effort-names",
+        claim="effort names (low, high, max, ...) put the prompt and the parser at odds about thinking (F75)",
+        finding="For every name, with and without `thinking` or `enable_thinking`, the parser expects reasoning "
+        "exactly where the prompt opens it. Names beyond DeepSeek's own are mapped to low or high.",
+        proof="tests/rocm_patches/chat/test_prompt.py::test_parser_and_prompt_agree_on_thinking",
+    ),
+    NotNeeded(
+        id="streaming-splits",
+        claim="a well-formed tool call is damaged by where the stream splits it",
+        finding="vLLM's lexer holds back what may become a tag, so that token by token gives the whole text's result. "
+        "What is wrong in streams as in whole answers is patch dsml-parser.",
+        proof="tests/rocm_patches/chat/test_tool_calls.py: the cases marked `stock`",
     ),
     NotNeeded(
         id="graph-mode",

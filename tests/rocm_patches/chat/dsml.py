@@ -219,7 +219,7 @@ CASES = [
     ),
     # --- nothing to call ----------------------------------------------------------------------------
     Case("empty block", block() + "\nSorry.", [], "\nSorry."),
-    Case("empty block behind a call", block(CALL) + block() + "\nSorry.", [MEANT]),
+    Case("empty block behind a call", block(CALL) + block() + "\nSorry.", [MEANT], stock=True),
     Case("empty block between", "One. " + f"<{D}tool_calls></{D}tool_calls>" + "Two.", [], "One. Two."),
     Case("closing tags of nothing", f"So </{D}invoke></{D}tool_calls>it is.", [], "So it is."),
     Case("closing tag of no parameter", f"So </{D}parameter>it is.", [], "So it is."),

@@ -166,3 +166,19 @@ def test_proofs_name_tests_that_exist() -> None:
     for entry in NOT_NEEDED:
         for name in re.findall(r"::(test_\w+)", entry.proof):
             assert any(f"def {name}(" in text for text in tests), f"{entry.id}: {name}"
+
+
+@RELEASES
+def test_the_native_offload_waits_for_the_computing_stream(release: str) -> None:
+    """Both directions go through one function, which waits before it copies."""
+    ((_, tree),) = trees(release, "v1/kv_offload/cpu/gpu_worker.py")
+    waits = [ast.unparse(call.args[0]) for call in calls(tree, "wait_stream")]
+    assert waits == ["current_platform.current_stream()"]
+    (owner,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(calls(node, "wait_stream"))
+        and any(calls(node, "record"))
+    )
+    assert "self.gpu_to_cpu" in ast.unparse(owner), "it serves loads and stores"
