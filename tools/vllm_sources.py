@@ -115,7 +115,12 @@ def unpacked(name: str, requirement: str, wanted: Callable[[str], bool]) -> Path
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args()
+    parser.add_argument(
+        "--triton", action="store_true", help="print Triton's folder, for PYTHONPATH, and end"
+    )
+    if parser.parse_args().triton:
+        print(triton())
+        return 0
     for release in [*WHEELS, *FORMER]:
         print(f"vLLM {release}: {fetch(release)}", flush=True)
     print(f"Triton: {triton()}", flush=True)
