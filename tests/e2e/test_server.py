@@ -243,6 +243,19 @@ def test_a_prompt_past_the_limit_is_refused_and_the_server_lives(client: openai.
     assert client.completions.create(model="tiny", prompt="hi", max_tokens=1).choices
 
 
+def cache_is_as_planned(deployment: Deployment, *options: str) -> None:
+    """What the engine logged last about its cache is what `dsv4-deploy plan` says, to the last digit."""
+    planned = json.loads(deployment.run("plan", "--json", *options).stdout)["memory"]
+    log = deployment.run("logs", "--port", str(deployment.port), "-n", "100000").stdout
+    tokens, times = re.findall(r"KV cache size: ([\d,]+) tokens, Maximum concurrency .*: ([\d.]+)x", log)[-1]
+    assert int(tokens.replace(",", "")) == planned["logged_tokens"]
+    assert times == f"{planned['concurrency']:.2f}"
+
+
+def test_the_engine_has_the_cache_that_the_plan_said(deployment: Deployment, first_up: Any) -> None:
+    cache_is_as_planned(deployment)
+
+
 def test_every_vllm_process_loaded_the_plugin(deployment: Deployment, first_up: Any) -> None:
     log = deployment.run("logs", "--port", str(deployment.port), "-n", "100000").stdout
     owners = re.findall(r"rocm_patches active in process (\d+), (\w+)", log)
@@ -264,6 +277,7 @@ def test_tp_4_replaces_it_and_agrees(deployment: Deployment, first_up: Any) -> N
     text, whole = answer["choices"][0]["text"], printed_json(first_up.stdout)["choices"][0]["text"]
     # Sums in another order may flip a token sooner or later; the beginning has clear winners.
     assert text[:20] == whole[:20]
+    cache_is_as_planned(deployment, "--tp", "4")
 
 
 def test_patches_status_shows_every_process_of_tp_4(deployment: Deployment, first_up: Any) -> None:
