@@ -93,6 +93,7 @@ test-fast: deps venv-test tools sources ## the tests that start no vLLM
 
 bench: venv ## start-up, memory and decode speed against plain vLLM (BENCH_ARGS='--json FILE')
 	"$(BIN)/python" bench/commands.py
+	"$(BIN)/python" bench/registry.py
 	"$(BIN)/python" bench/triage.py
 	"$(BIN)/python" bench/startup.py $(BENCH_ARGS)
 	"$(BIN)/python" bench/health.py

@@ -730,6 +730,21 @@ def validate(url: str, model: str | None, timeout: float, as_json: bool) -> None
 
 
 @cli.command()
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--skip", multiple=True, metavar="OPERATOR", help="Let its failure pass; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+def selftest(device: str, skip: tuple[str, ...], as_json: bool) -> None:
+    """Check the arithmetic of this machine against float64: references, kernels and patched operators.
+
+    Takes less than a minute. `up` does this by itself on AMD GPUs and does not serve when one is wrong,
+    unless DSV4_SELFTEST_SKIP='OPERATOR;OPERATOR' names it.
+    """
+    from dsv4_deploy import selftest as program
+
+    sys.exit(program.show(device, skip, as_json=as_json))
+
+
+@cli.command()
 @click.argument("directory", type=click.Path(path_type=pathlib.Path))
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random weights."

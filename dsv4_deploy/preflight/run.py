@@ -14,7 +14,7 @@ from dsv4_deploy.errors import DeployError
 from dsv4_deploy.facts import host
 from dsv4_deploy.plan import rules
 from dsv4_deploy.plan.plan import Plan
-from dsv4_deploy.preflight import gpus, machine, model, server
+from dsv4_deploy.preflight import arithmetic, gpus, machine, model, server
 from dsv4_deploy.preflight.case import Case, gather
 from dsv4_deploy.preflight.finding import Finding
 from dsv4_deploy.serve.report import Report
@@ -49,7 +49,8 @@ CHECKS: tuple[Check, ...] = (
 GPU_CHECKS = frozenset(check for check in CHECKS if check.__module__ == gpus.__name__)
 
 NAMES = frozenset(
-    {check.__name__.replace("_", "-") for check in CHECKS} - {"planned"} | {"plan", "hub", *rules.BY_ID}
+    {check.__name__.replace("_", "-") for check in CHECKS} - {"planned"}
+    | {"plan", "hub", "selftest", *rules.BY_ID}
 )
 """The names that findings have, those of the plan's rules among them, and that --allow takes."""
 
@@ -165,6 +166,12 @@ def before_start(
         if finding.level == "warn":
             note(f"warning: {line(finding)}")
     insist(findings)
+    if plan.device == "rocm" and case.our_pid is None:  # a running server has the GPUs, and has been tested
+        findings = let_pass(arithmetic.selftest(case), spec.allow)
+        for finding in findings:
+            if finding.level != "fail":
+                note(f"{'warning: ' * (finding.level == 'warn')}{line(finding)}")
+        insist(findings)
 
 
 def insist(findings: Iterable[Finding]) -> None:
