@@ -7,12 +7,13 @@ signal N.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
@@ -23,6 +24,8 @@ from dsv4_deploy.render import TARGETS
 from dsv4_deploy.spec import DEFAULT_HOST, DEFAULT_PORT
 
 if TYPE_CHECKING:
+    from dsv4_deploy.k8s.api import Api
+    from dsv4_deploy.k8s.release import Release
     from dsv4_deploy.plan.plan import Plan
     from dsv4_deploy.serve.state import Store
     from dsv4_deploy.serve.up import Result
@@ -295,9 +298,98 @@ def _watching(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_watching
 
 
+def _cluster(*host_only: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options that name a release on Kubernetes; the command gets it as `release`, None for this host.
+
+    `host_only` are parameters that mean nothing there, and `release` may not be given without --target.
+    """
+    of_the_cluster = {"namespace": "--namespace", "release": "--release", "context": "--context"}
+    of_the_cluster |= {
+        "values": "--values",
+        "cluster_gpu": "--gpu",
+        "cluster_image": "--image",
+        "previous": "--previous",
+    }
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_release(
+            *arguments: Any,
+            target: str,
+            namespace: str | None,
+            release: str,
+            context: str | None,
+            **rest: Any,
+        ) -> Any:
+            asked = click.get_current_context()
+            given = {
+                name
+                for name in asked.params
+                if asked.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+            }
+            if target == "host":
+                wrong = [option for name, option in of_the_cluster.items() if name in given]
+                if wrong:
+                    raise click.UsageError(f"{wrong[0]} needs --target kubernetes.")
+                return command(*arguments, release=None, **rest)
+            names = [name for name in host_only if name in given]
+            names += [name for name in sorted(given) if name.startswith("watch_")]
+            if names:
+                option = names[0].removeprefix("watch_").replace("_", "-")
+                raise click.UsageError(
+                    f"{option} means nothing with --target kubernetes; the chart's values say it."
+                )
+            from dsv4_deploy.k8s.release import Release
+
+            space = namespace or _kubernetes(context).namespace
+            return command(*arguments, release=Release(release, space, context), **rest)
+
+        for option in reversed(
+            (
+                click.option(
+                    "--target",
+                    type=click.Choice(["host", "kubernetes"]),
+                    default="host",
+                    show_default=True,
+                    help="This host, or a release of the Helm chart.",
+                ),
+                click.option("--namespace", help="Its namespace; default: the context's."),
+                click.option("--release", default="dsv4", show_default=True, help="Its name."),
+                click.option("--context", help="The kubeconfig's context; default: the current one."),
+            )
+        ):
+            with_release = option(with_release)
+        return with_release
+
+    return decorate
+
+
+def _kubernetes(context: str | None) -> Api:
+    from dsv4_deploy.k8s import api
+
+    return api.connect(context)
+
+
 @cli.command()
 @_deployment
 @_watching
+@_cluster("host", "port", "detach")
+@click.option(
+    "--values",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path),
+    metavar="FILE",
+    help="Values for the chart; win over the plan's. For --target kubernetes.",
+)
+@click.option(
+    "--gpu",
+    "cluster_gpu",
+    metavar="NAME[:N]",
+    help="The cluster's GPU, e.g. mi325x. For --target kubernetes.",
+)
+@click.option(
+    "--image", "cluster_image", metavar="IMAGE", help="The image of this bundle. For --target kubernetes."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
@@ -319,6 +411,10 @@ def up(
     detach: bool,
     dry_run: bool,
     watching: dict[str, Any],
+    release: Release | None,
+    values: tuple[pathlib.Path, ...],
+    cluster_gpu: str | None,
+    cluster_image: str | None,
 ) -> None:
     """Start the server, wait until it answers, print the answer.
 
@@ -327,7 +423,15 @@ def up(
     DSV4_VLLM_COMMAND names another launcher than this environment's `vllm` (a JSON list, or words as in a
     shell). State and logs are kept in $DSV4_STATE_DIR or ~/.local/state/dsv4-deploy, the tiny model in
     $DSV4_CACHE_DIR or ~/.cache/dsv4-deploy.
+
+    With --target kubernetes it installs or upgrades the Helm chart with the plan's values (--dry-run prints
+    them), says what the pods do, and ends when they are ready or with the cause when they cannot be. DSV4_HELM
+    names another helm.
     """
+    if release is not None:
+        spec = _cluster_spec(spec, cluster_gpu, cluster_image)
+        _cluster_up(spec, release, values, timeout, dry_run=dry_run)
+        return
     from dsv4_deploy.plan.watch import make_watch
     from dsv4_deploy.preflight import run as preflight_run
     from dsv4_deploy.serve import up as serve
@@ -482,18 +586,35 @@ def probe(which: str, health_host: str, health_port: int, timeout: float) -> Non
 
 @cli.command()
 @_deployment
+@_cluster("host", "port", "rocm")
+@click.option(
+    "--gpu",
+    "cluster_gpu",
+    metavar="NAME[:N]",
+    help="The cluster's GPU, e.g. mi325x. For --target kubernetes.",
+)
 @click.option(
     "--rocm", metavar="VERSION", help="ROCm of the image that will run; default: the one installed here."
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
-def preflight(spec: ServingSpec, rocm: str | None, as_json: bool) -> None:
-    """Check this host for the deployment that `up` would start; change nothing.
+def preflight(
+    spec: ServingSpec, rocm: str | None, as_json: bool, release: Release | None, cluster_gpu: str | None
+) -> None:
+    """Check this host, or a cluster, for the deployment that `up` would start; change nothing.
 
     Each finding is ok, warn or fail, with cause and fix. Exit code 1 when one fails.
     """
     from dsv4_deploy.preflight import run
 
-    findings = run.examine(spec, os.environ, _store(), rocm=rocm)
+    if release is None:
+        findings = run.examine(spec, os.environ, _store(), rocm=rocm)
+    else:
+        from dsv4_deploy.facts import cluster as facts
+        from dsv4_deploy.preflight import cluster
+
+        planned = _cluster_plan(_cluster_spec(spec, cluster_gpu, None))
+        found = facts.read(_kubernetes(release.context), release.namespace)
+        findings = cluster.examine(found, planned, release.namespace)
     if as_json:
         click.echo(run.as_json(findings))
     else:
@@ -587,6 +708,7 @@ def render(spec: ServingSpec, target: str, render_gid: int | None, output: pathl
 
 @cli.command()
 @_port
+@_cluster("port", "every", "timeout")
 @click.option("--all", "every", is_flag=True, help="Stop every server that this user has started.")
 @click.option(
     "--timeout",
@@ -594,8 +716,13 @@ def render(spec: ServingSpec, target: str, render_gid: int | None, output: pathl
     metavar="S",
     help="Seconds the server gets to finish running requests and end; then it is killed.",
 )
-def down(port: int, every: bool, timeout: float | None) -> None:
-    """Stop a server. Where nothing runs it says so and succeeds, so it can be repeated."""
+def down(port: int, every: bool, timeout: float | None, release: Release | None) -> None:
+    """Stop a server, or remove a release. Where nothing runs it says so and succeeds, so it can be repeated."""
+    if release is not None:
+        from dsv4_deploy.k8s import commands
+
+        commands.down(release, _say)
+        return
     from dsv4_deploy.serve import manage
     from dsv4_deploy.serve.interrupts import Interrupts
     from dsv4_deploy.serve.report import report
@@ -611,9 +738,26 @@ def down(port: int, every: bool, timeout: float | None) -> None:
 
 
 @cli.command()
-@click.option("--json", "as_json", is_flag=True, help="A JSON list, for programs.")
-def status(as_json: bool) -> None:
-    """List the servers that this user has started. Exit code 1 when one of them has died."""
+@_cluster()
+@click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
+def status(as_json: bool, release: Release | None) -> None:
+    """List the servers that this user has started, or the pods of a release and what is wrong with each.
+
+    Exit code 1 when a server has died, or a release is not completely ready.
+    """
+    if release is not None:
+        from dsv4_deploy.k8s import commands
+
+        api = _kubernetes(release.context)
+        if as_json:
+            text, good = commands.status_json(api, release)
+        else:
+            listed, good = commands.status_lines(api, release)
+            text = "\n".join(listed)
+        click.echo(text)
+        if not good:
+            sys.exit(1)
+        return
     import dataclasses
     import json
 
@@ -633,6 +777,7 @@ def status(as_json: bool) -> None:
 
 @cli.command()
 @_port
+@_cluster("port")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the server ends or Ctrl-C.")
 @click.option(
     "-n",
@@ -642,8 +787,17 @@ def status(as_json: bool) -> None:
     show_default=True,
     help="How many of the last lines.",
 )
-def logs(port: int, follow: bool, lines: int) -> None:
-    """Print the log of the server, also after it has ended."""
+@click.option(
+    "--previous", is_flag=True, help="Of the containers before the last restart. For --target kubernetes."
+)
+def logs(port: int, follow: bool, lines: int, previous: bool, release: Release | None) -> None:
+    """Print the log of the server, also after it has ended, or those of a release's pods."""
+    if release is not None:
+        from dsv4_deploy.k8s import commands
+
+        for line in commands.logs(_kubernetes(release.context), release, lines, follow, previous):
+            click.echo(line)
+        return
     from dsv4_deploy.serve import manage
 
     for line in manage.logs(port, _store(), lines, follow):
@@ -704,6 +858,7 @@ def curl(url: str, model: str | None) -> None:
 
 @cli.command()
 @_server
+@_cluster("url", "port")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0.1),
@@ -713,7 +868,7 @@ def curl(url: str, model: str | None) -> None:
     help="Seconds for each answer, from the connection to its last byte.",
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON object, for programs.")
-def validate(url: str, model: str | None, timeout: float, as_json: bool) -> None:
+def validate(url: str, model: str | None, timeout: float, as_json: bool, release: Release | None) -> None:
     """Send a server the requests that `curl` prints and check the answers: form, token counts, finite
     log-probabilities, complete streams, valid tool calls.
 
@@ -723,7 +878,12 @@ def validate(url: str, model: str | None, timeout: float, as_json: bool) -> None
 
     from dsv4_deploy.validate.run import validate as send
 
-    report = send(url, model=model, timeout_s=timeout)
+    with contextlib.ExitStack() as block:
+        if release is not None:
+            from dsv4_deploy.k8s import forward
+
+            url = block.enter_context(forward.to_server(_kubernetes(release.context), release))
+        report = send(url, model=model, timeout_s=timeout)
     click.echo(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(report.lines()))
     if not report.passed:
         sys.exit(1)
@@ -838,6 +998,77 @@ def patches_status(url: str) -> None:
     header = ("PATCH", *(f"{process.name} ({process.pid})" for process in processes))
     rows = [(id, *(process.patches.get(id, "-") for process in processes)) for id in ids]
     click.echo("\n".join(told.columns(header, rows)))
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _cluster_spec(spec: ServingSpec, gpu: str | None, image: str | None) -> ServingSpec:
+    """What was asked for, for a cluster: AMD GPUs unless the CPU is named, and nothing of this host."""
+    import dataclasses
+
+    from dsv4_deploy.plan import asked
+
+    device: Literal["cpu", "rocm"] = "cpu" if spec.device == "cpu" else "rocm"
+    name, number = asked.gpu(gpu) if gpu else (None, None)
+    if device == "rocm":
+        name, number = name or "mi300x", number or 8
+    return dataclasses.replace(spec, device=device, gpu=name, gpu_count=number, image=image)
+
+
+def _cluster_plan(spec: ServingSpec) -> Plan:
+    from dsv4_deploy.plan.gather import gather
+    from dsv4_deploy.plan.plan import make_plan
+
+    return make_plan(spec, gather(spec, {}, dry_run=True))
+
+
+def _cluster_up(
+    spec: ServingSpec,
+    release: Release,
+    files: tuple[pathlib.Path, ...],
+    timeout: float | None,
+    *,
+    dry_run: bool,
+) -> None:
+    from dsv4_deploy.k8s import commands, forward
+    from dsv4_deploy.render import helm_values
+    from dsv4_deploy.render.source import Source
+    from dsv4_deploy.serve.interrupts import Interrupted, Interrupts
+    from dsv4_deploy.validate import completion
+
+    plan = _cluster_plan(spec)
+    values = helm_values.render(Source(plan, spec, f"dsv4-deploy up {release.options}"))
+    if dry_run:
+        click.echo(values, nl=False)
+        return
+    _say(plan.note)
+    for notice in plan.notices:
+        _say(notice.line())
+    api = _kubernetes(release.context)
+    with Interrupts():
+        try:
+            commands.up(api, release, values, files, timeout, _say)
+        except Interrupted:
+            _say(f"The release goes on by itself: dsv4-deploy status {release.options}")
+            raise
+    with forward.to_server(api, release) as url:
+        try:
+            answer = completion.ask(url, timeout or 300.0)
+        except DeployError as error:
+            if "VLLM_API_KEY" in os.environ or "401" not in f"{error.what} {error.why}":
+                raise
+            _say("It is ready. Export VLLM_API_KEY to see an answer: the server wants a key.")
+        else:
+            import json
+
+            click.echo(json.dumps(answer.body, indent=2, ensure_ascii=False))
+    click.echo()
+    click.echo(f"Check:  dsv4-deploy validate {release.options}")
+    click.echo(f"Status: dsv4-deploy status {release.options}")
+    click.echo(f"Logs:   dsv4-deploy logs -f {release.options}")
+    click.echo(f"Remove: dsv4-deploy down {release.options}")
 
 
 def _store() -> Store:

@@ -222,6 +222,26 @@ def test_curl_streams_server_sent_events(deployment: Deployment, first_up: Any) 
     assert len(events) == 6
 
 
+def test_validate_finds_nothing_wrong_and_a_printed_line_works(deployment: Deployment, first_up: Any) -> None:
+    validated = deployment.run("validate", deployment.url, "--json")
+    report = json.loads(validated.stdout)
+    assert validated.returncode == 0, report
+    assert {result["status"] for result in report["results"]} == {"pass"}
+    assert report["model"] == "tiny"
+    printed = deployment.run("curl", deployment.url).stdout.splitlines()
+    line = printed[next(at for at, text in enumerate(printed) if text.startswith("# tools:")) + 1]
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout)["choices"][0]["message"]["tool_calls"], done.stderr
+
+
+def test_triage_finds_no_failure_in_the_log_of_a_healthy_server(
+    deployment: Deployment, first_up: Any
+) -> None:
+    triage = deployment.run("triage", "--port", str(deployment.port), "--json")
+    assert triage.returncode == 0
+    assert json.loads(triage.stdout)["verdict"] == "healthy"
+
+
 def test_mixed_lengths_at_once_answer_as_alone(client: openai.OpenAI) -> None:
     """Continuous batching across the window, page and first-entry edges, in tokens 3 to 1,300."""
     prompts = [[0, *range(20, 20 + n)] for n in (2, 3, 4, 126, 127, 128, 255, 600)] + [

@@ -180,7 +180,8 @@ def test_memory_is_locked_only_when_asked_for_or_for_rdma() -> None:
 def test_two_nodes_share_the_layers() -> None:
     group = chart.one(chart.template(chart.CHART / "ci" / "two-nodes-values.yaml"), "LeaderWorkerSet")["spec"]
     leader, worker = (
-        group["leaderWorkerTemplate"][role]["spec"]["containers"][0] for role in ("leaderTemplate", "workerTemplate")
+        group["leaderWorkerTemplate"][role]["spec"]["containers"][0]
+        for role in ("leaderTemplate", "workerTemplate")
     )
     assert group["leaderWorkerTemplate"]["size"] == 2
     for one in (leader, worker):
@@ -192,7 +193,7 @@ def test_two_nodes_share_the_layers() -> None:
         assert "master-addr=$(LWS_LEADER_ADDRESS)" in one["args"]
     assert (leader["args"][0], worker["args"][0]) == ("serve", "join")
     # The plan must be the same on all nodes, so the rest of the command line is.
-    watching = {"--health-host", "0.0.0.0", "--health-port", "8081", "--drain-timeout", "90"}
+    watching = {"--health-host", "--health-port", "8081", "--drain-timeout", "90"}
     assert set(leader["args"]) - set(worker["args"]) <= watching | {"serve"}
     assert "readinessProbe" in leader
     assert not {"startupProbe", "readinessProbe", "livenessProbe", "ports"} & worker.keys()

@@ -121,6 +121,15 @@ def test_links_labels_and_switches() -> None:
     assert "<" not in "".join(re.findall(r"<[a-z_]+>", json.dumps(alerts)))
 
 
+def threshold_schema() -> dict:
+    """The schema of the thresholds, by name."""
+    node = json.loads((chart.CHART / "values.schema.json").read_text())
+    for name in ("monitoring", "prometheusRule", "thresholds"):
+        node = node["properties"][name]
+    properties: dict = node["properties"]
+    return properties
+
+
 def expressions() -> dict[str, str]:
     """Every PromQL expression of alerts and dashboard, by where it is."""
     found = {rule["alert"]: rule["expr"] for rule in groups()["groups"][0]["rules"]}
