@@ -16,12 +16,17 @@ E4M3 = {"ocp": (7, 448.0), "fnuz": (8, 224.0)}
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
+def power_of_two(exponent: Tensor) -> Tensor:
+    """2^n for integers n, from its bits: pow and ldexp are not exact on a GPU, even for whole numbers."""
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
+
+
 def e4m3_values(dialect: str, device: torch.device) -> Tensor:
     """The values of all 256 bytes [256]: (8 + m) 2^(e - bias - 3), or m 2^(1 - bias - 3) for e = 0."""
     bias, _ = E4M3[dialect]
     byte = torch.arange(256, device=device)
     exponent, mantissa = (byte >> 3) & 15, (byte & 7).double()
-    normal = (8 + mantissa) * 2.0 ** (exponent.double() - bias - 3)
+    normal = (8 + mantissa) * power_of_two(exponent - bias - 3)
     value = torch.where(exponent > 0, normal, mantissa * 2.0 ** (1 - bias - 3))
     value = torch.where(byte >= 128, -value, value)
     nan = (byte & 127) == 127 if dialect == "ocp" else byte == 128
@@ -33,7 +38,8 @@ def quantised(x: Tensor, block: int, dialect: str) -> Tensor:
     _, limit = E4M3[dialect]
     parts = x.unflatten(-1, (-1, block))
     amax = parts.abs().amax(-1, keepdim=True).clamp(min=1e-4)
-    scale = 2.0 ** torch.ceil(torch.log2(amax / limit))
+    mantissa, exponent = torch.frexp(amax / limit)  # mantissa in [1/2, 1): a half means a power of two
+    scale = power_of_two(exponent - (mantissa == 0.5).int())
     grid = e4m3_values(dialect, x.device)[:128]
     grid = grid[grid <= limit]
     magnitude = (parts / scale).abs().clamp(max=limit)
@@ -48,7 +54,7 @@ def quantised(x: Tensor, block: int, dialect: str) -> Tensor:
 def mxfp4(codes: Tensor, scale: Tensor) -> Tensor:
     """Codes uint8 [..., n] (one a byte) with a scale byte per 32 [..., n / 32] -> values [..., n]."""
     table = torch.tensor([*E2M1, *(-v for v in E2M1)], dtype=torch.float64, device=codes.device)
-    return table[codes.long()] * (2.0 ** (scale.double() - 127)).repeat_interleave(32, -1)
+    return table[codes.long()] * power_of_two(scale.int() - 127).repeat_interleave(32, -1)
 
 
 def rms_norm(x: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:

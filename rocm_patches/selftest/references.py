@@ -210,7 +210,7 @@ def projections(device: torch.device, dialect: fp8.Dialect) -> Iterator[Measurem
         x, codes = draw.bf16(m, k), draw.below(0x78, n, k, dtype=torch.uint8)
         codes = codes | (draw.below(2, n, k, dtype=torch.uint8) << 7)
         codes = codes.masked_fill(codes == 0x80, 0)
-        scale = 2.0 ** draw.below(8, n // 128, k // 128).double().sub(12)
+        scale = exact.power_of_two(draw.below(8, n // 128, k // 128) - 12)
         wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
         truth = x.double() @ (grid[codes.long()] * wide).T
         got = linear.block_scaled_linear(x, codes.view(dialect.dtype), scale.float(), dialect=dialect)

@@ -49,7 +49,7 @@ def kernels(device: torch.device) -> Iterator[Measurement]:
 
 def patched(device: torch.device) -> Iterator[Measurement]:
     """The patches of this platform that bring a measurement of their own; they import vLLM."""
-    if device.type == "cpu":
+    if device.type == "cpu" or not _there("vllm"):
         return
     from rocm_patches import plugin
 
