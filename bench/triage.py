@@ -1,6 +1,6 @@
 """Times `triage` on 200 MB: what a server writes in weeks with one failure in the middle, colours, lines of binary
 noise, and nothing but errors. In: a size. Out: seconds and memory of each, as a table or JSON. The promise is under
-5 s and 100 MB for the first; exit code 1 when it is broken.
+5 s and 100 MB for each; exit code 1 when it is broken.
 """
 
 from __future__ import annotations
@@ -145,9 +145,8 @@ def main() -> int:
             )
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
-    promised = figures[0]
     # The clock of a machine that does other things as well says little; its processor time is what is promised.
-    kept = promised.cpu_seconds < MOST_SECONDS and max(f.peak_megabytes for f in figures) < MOST_MEGABYTES
+    kept = all(one.cpu_seconds < MOST_SECONDS and one.peak_megabytes < MOST_MEGABYTES for one in figures)
     found = all(figure.answer == "F26" for figure in figures)
     if not found:
         print("error: the cause was not found in every log", file=sys.stderr)

@@ -52,7 +52,7 @@ class Rule:
     example_exit: int | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Book:
     """All rules in the file's order, and words: of trouble in general, of a shutdown and of a start."""
 
@@ -65,10 +65,12 @@ class Book:
         """The first rule with that number."""
         return next(rule for rule in self.rules if rule.about.id == number)
 
-    @functools.cached_property
-    def wanted(self) -> re.Pattern[bytes]:
-        """Finds every line that any rule, or the search for unknown errors, has to see."""
-        return pattern([self.trouble, self.stopping, self.start, *self._of_rules()])
+    @functools.cache  # noqa: B019 (there is one book, for ever)
+    def wanted(self, unknown: bool = True, without: frozenset[str] = frozenset()) -> re.Pattern[bytes]:
+        """Finds every line that the rules, except those with the ids in `without`, have to see; with
+        `unknown` also every other line of trouble."""
+        rules = [words for rule in self.rules if rule.about.id not in without for words in _used(rule)]
+        return pattern([self.stopping, self.start, *([self.trouble] if unknown else []), *rules])
 
     def candidates(self, line: bytes) -> tuple[Rule, ...]:
         """The rules that have a word in this line, in the file's order: those that have to look closer."""
@@ -79,13 +81,8 @@ class Book:
         return tuple(rule for rule in self.rules if rule.about.id in owners)
 
     @functools.cached_property
-    def known(self) -> re.Pattern[bytes]:
-        """Finds only the lines that a rule has to see, and new starts of vLLM."""
-        return pattern([self.stopping, self.start, *self._of_rules()])
-
-    @functools.cached_property
     def _known(self) -> re.Pattern[bytes]:
-        return pattern(self._of_rules())
+        return pattern([words for rule in self.rules for words in _used(rule)])
 
     @functools.cached_property
     def _owners(self) -> dict[bytes, tuple[Rule, ...]]:
@@ -98,9 +95,6 @@ class Book:
             )
             for tail in tails
         }
-
-    def _of_rules(self) -> list[Words]:
-        return [words for rule in self.rules for words in _used(rule)]
 
 
 def _used(rule: Rule) -> tuple[Words, ...]:
@@ -131,6 +125,17 @@ def read(path: pathlib.Path) -> Book:
         trouble=_words(root.child("trouble")),
         stopping=_words(root.child("stopping")),
         start=_words(root.child("start")),
+    )
+
+
+def repeated_word(rule: Rule) -> bytes | None:
+    """The word by which a hint's further lines can be counted without looking at them, None where it takes
+    more than one word to know them."""
+    simple = rule.kind == "hint" and len(rule.lines) == 1 and len(rule.lines[0]) == 1
+    return (
+        rule.lines[0][0].encode("ascii")
+        if simple and not (rule.unless or rule.after or rule.nearby)
+        else None
     )
 
 

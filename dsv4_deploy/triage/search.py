@@ -18,7 +18,7 @@ from dsv4_deploy.serve.progress import TITLES, Progress, Stage
 from dsv4_deploy.triage.blocks import Block, Blocks
 from dsv4_deploy.triage.diagnosis import Cause, Diagnosis, Line
 from dsv4_deploy.triage.lines import Entry, Reader, parse, shown
-from dsv4_deploy.triage.rules import Book, Kind, Rule, fits, holds
+from dsv4_deploy.triage.rules import Book, Kind, Rule, fits, holds, repeated_word
 
 # Signs of vLLM's own process names, places and words; "vllm" alone also stands in a proxy's log.
 _VLLM = re.compile(
@@ -81,8 +81,11 @@ class Search:
         self._runs = [self._new_run()]
         self._is_vllm = False
         self._is_sglang = False
-        self._tail = b""
+        self._tail = self._piece = b""
         self._lines = 0
+        self.hints: dict[str, _Match] = {}
+        # Those whose further lines are only counted, by a word.
+        self._repeats: dict[str, bytes] = {}
 
     def _new_run(self) -> _Run:
         run = _Run()
@@ -94,31 +97,27 @@ class Search:
 
     def feed(self, stream: BinaryIO) -> None:
         """Read the log to its end. Memory does not grow with it."""
-        reader = Reader(stream, self._book.wanted, self._look)
+        reader = Reader(stream, self._book.wanted(), self._look)
+        state = (False, 0)
         for number, line in reader:
-            rules = self._book.candidates(line)
-            if self._only_repeats(line, rules):
-                continue
-            self._take(number, line, rules)
+            self._take(number, line, self._book.candidates(line))
             blocks = self._runs[-1].blocks
             reader.every = blocks.waiting
-            # When enough failures have been kept, what no rule knows is not even looked at.
-            reader.wanted = self._book.known if blocks.full else self._book.wanted
+            if (kept := (blocks.full, len(self._repeats))) != state:
+                # When enough failures are kept, what no rule knows is not even looked at; and there may be
+                # millions of lines that say again what a hint has said.
+                state = kept
+                reader.wanted = self._book.wanted(not blocks.full, frozenset(self._repeats))
         self._lines = reader.lines
-
-    def _only_repeats(self, line: bytes, rules: Sequence[Rule]) -> bool:
-        """Count a line that says once more what a hint has said: there may be millions of them."""
-        matches = self._runs[-1].matches
-        if len(rules) != 1 or rules[0].kind != "hint" or rules[0].about.id not in matches:
-            return False
-        matches[rules[0].about.id].count += fits(rules[0], line.decode("utf-8", errors="replace"))
-        return True
 
     def _look(self, piece: bytes) -> None:
         if not self._is_vllm:
             self._is_vllm = _VLLM.search(piece) is not None
             self._is_sglang |= _SGLANG.search(piece) is not None
         self._tail = (self._tail + piece[-TAIL_BYTES:])[-TAIL_BYTES:]
+        self._piece = piece
+        for number, word in self._repeats.items():
+            self.hints[number].count += piece.count(word)
 
     def _take(self, number: int, line: bytes, rules: Sequence[Rule]) -> None:
         entry = parse(number, line)
@@ -146,14 +145,20 @@ class Search:
             if fits(rule, entry.text) and (rule.kind == "hint" or not quiet):
                 self._match(run, rule, entry, block)
 
-    @staticmethod
-    def _match(run: _Run, rule: Rule, entry: Entry, block: Block | None) -> None:
+    def _match(self, run: _Run, rule: Rule, entry: Entry, block: Block | None) -> None:
         if rule.after and rule.about.id not in run.open:
             return
         if rule.nearby and (block is None or not block.mentions(rule.nearby)):
             return
-        match = run.matches.setdefault(rule.about.id, _Match(rule, entry, block))
-        match.count += 1
+        # Hints belong to the log, everything else to one start of vLLM.
+        matches = self.hints if rule.kind == "hint" else run.matches
+        match = matches.setdefault(rule.about.id, _Match(rule, entry, block))
+        if word := repeated_word(rule):
+            if rule.about.id not in self._repeats:
+                self._repeats[rule.about.id] = word
+                match.count = self._piece.count(word)
+        else:
+            match.count += 1
         if len(match.speakers) < MOST_SPEAKERS and entry.process:
             match.speakers[entry.process] = None
         if block is not None and len(block.known) < MOST_MATCHES:
@@ -245,10 +250,12 @@ class _Verdict:
         return self._by_silence()
 
     def _known(self, kind: Kind) -> list[_Match]:
-        found = self._run.of(kind)
         if kind == "hint":
             # None of them came first in any sense; the file says which matters most.
-            found.sort(key=lambda match: self._search.book.rules.index(match.rule))
+            hints = self._search.hints
+            found = [hints[rule.about.id] for rule in self._search.book.rules if rule.about.id in hints]
+        else:
+            found = self._run.of(kind)
         return [match for match in found if self._counts(match.rule)]
 
     def _counts(self, rule: Rule) -> bool:

@@ -192,6 +192,15 @@ def test_binary_noise_around_the_cause() -> None:
     assert answer.text().isprintable() or all(char.isprintable() or char == "\n" for char in answer.text())
 
 
+def test_text_after_noise_on_the_same_line_is_read() -> None:
+    """A copied and truncated log begins with a hole of zeros."""
+    start = "\n".join(logs.start()).encode() + b"\n"
+    data = start + b"\0" * 2_000_000 + F01.encode() + b"\n"
+    answer = diagnose_stream(io.BytesIO(data), "hole")
+    assert answer.id == "F01"
+    assert answer.line is not None and answer.line.number == start.count(b"\n") + 1
+
+
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.9, 0.999])
 def test_a_truncated_log_gives_an_answer(keep: float) -> None:
     data = "\n".join([*logs.start(), F01, *logs.aftermath()]).encode()
