@@ -39,6 +39,7 @@ _QUANTITY = r"^[0-9]+(\.[0-9]{1,3})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
 DEFINITIONS: Mapping[str, Any] = {
     "name": {"type": "string", "pattern": f"^{_DNS}$", "maxLength": 63},
+    "dnsLabel": {"type": "string", "pattern": f"^{_NAME}$", "maxLength": 63},
     "nameOrEmpty": {"type": "string", "pattern": f"^({_DNS})?$", "maxLength": 63},
     "host": {"type": "string", "pattern": rf"^(\*\.)?{_DNS}$", "maxLength": 253},
     "hostOrEmpty": {"type": "string", "pattern": rf"^((\*\.)?{_DNS})?$", "maxLength": 253},

@@ -28,6 +28,15 @@ Object = dict[str, Any]
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+class _Quoting(yaml.SafeDumper):
+    """Quotes every text: PyYAML leaves 1e3 bare, which Go reads as a number."""
+
+
+_Quoting.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
+
+
 class RefusedError(Exception):
     """helm would not render; `str()` is what it said."""
 
@@ -85,7 +94,8 @@ def manifest(
     namespace: str = "ai",
 ) -> str:
     """The same as text."""
-    return _manifest(files, yaml.safe_dump(values) if values else "", helm, kube, release, namespace)
+    text = yaml.dump(values, Dumper=_Quoting) if values else ""
+    return _manifest(files, text, helm, kube, release, namespace)
 
 
 @functools.lru_cache(maxsize=512)

@@ -11,7 +11,7 @@ import pytest
 
 from dsv4_deploy import catalog
 from dsv4_deploy.plan.watch import STOP_MARGIN_S, Watch, probes
-from tests.helm import chart
+from tests.helm import chart, schemas
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -309,6 +309,24 @@ def test_autoscaling_leaves_the_number_of_pods_alone() -> None:
         "replicas"
         not in chart.one(chart.template(values={"autoscaling": {"mode": "hpa"}}), "Deployment")["spec"]
     )
+
+
+@pytest.mark.parametrize("name", ["0", "true", "null", "1e3", "0x1f", "1.5"])
+def test_names_that_yaml_would_read_as_something_else(name: str) -> None:
+    """Kubernetes takes all of these as names; YAML takes them as numbers and the like unless they are quoted."""
+    values = {
+        "apiKey": {"existingSecret": name, "key": name},
+        "cache": {"type": "claim", "storageClassName": name},
+        "model": {"source": {"claim": name}},
+        "serviceAccount": {"create": False, "name": name},
+        "scheduling": {"priorityClassName": name, "schedulerName": name, "runtimeClassName": name},
+        "ingress": {"enabled": True, "className": name, "tlsSecret": name},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": name, "namespace": name.replace(".", "-")}]},
+        "inferencePool": {"enabled": True, "endpointPicker": name},
+        "autoscaling": {"mode": "keda", "keda": {"serverAddress": "http://p", "authentication": name}},
+    }
+    for item in chart.template(values=values):
+        schemas.check(item, chart.DEFAULT_KUBE)
 
 
 def test_notes_say_how_to_ask() -> None:

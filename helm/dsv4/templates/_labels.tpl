@@ -21,8 +21,8 @@ app.kubernetes.io/component: server
 {{/* Name, namespace, labels and annotations of an object. Call with
      (dict "root" $ "name" "x" "component" "server" "labels" (dict) "annotations" (dict)); all but root and name may be left out. */}}
 {{- define "dsv4.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "dsv4.labels" . | nindent 2 }}
 {{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}

@@ -12,7 +12,7 @@ annotations:
 {{- define "dsv4.podSpec" -}}
 {{- $root := .root -}}
 {{- with $root.Values -}}
-serviceAccountName: {{ include "dsv4.serviceAccountName" $root }}
+serviceAccountName: {{ include "dsv4.serviceAccountName" $root | quote }}
 automountServiceAccountToken: false
 # A Service called vllm would set VLLM_PORT=tcp://..., which vLLM refuses.
 enableServiceLinks: false
@@ -40,7 +40,7 @@ containers:
 {{- if and (ne .gpu.product "none") (eq .gpu.allocation "dra") }}
 resourceClaims:
   - name: gpus
-    resourceClaimTemplateName: {{ include "dsv4.fullname" $root }}
+    resourceClaimTemplateName: {{ include "dsv4.fullname" $root | quote }}
 {{- end }}
 {{- include "dsv4.scheduling" $root }}
 volumes:

@@ -6,7 +6,7 @@ kind: LeaderWorkerSet
 apiVersion: apps/v1
 kind: Deployment
 {{- end }}
-name: {{ include "dsv4.fullname" . }}
+name: {{ include "dsv4.fullname" . | quote }}
 {{- end -}}
 
 {{/* Up one pod at a time, because each takes minutes to load and the next decision should see it; down slowly. */}}

@@ -85,13 +85,13 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 {{- with $scheduling.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $scheduling.schedulerName }}
-schedulerName: {{ . }}
+schedulerName: {{ . | quote }}
 {{- end }}
 {{- with $scheduling.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

@@ -71,15 +71,15 @@
 {{- $own = merge (deepCopy .Values.env) $own -}}
 {{- range .Values.extraEnv -}}{{- $own = omit $own .name -}}{{- end -}}
 {{- range $name, $value := $own }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ $value | quote }}
 {{- end }}
 {{- with .Values.apiKey.existingSecret }}
 - name: VLLM_API_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ . }}
-      key: {{ $.Values.apiKey.key }}
+      name: {{ . | quote }}
+      key: {{ $.Values.apiKey.key | quote }}
 {{- end }}
 {{- if and .Values.huggingFaceToken.existingSecret (eq .Values.model.source.type "hub") }}
 {{ include "dsv4.tokenEnv" . }}
@@ -93,8 +93,8 @@
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.huggingFaceToken.existingSecret }}
-      key: {{ .Values.huggingFaceToken.key }}
+      name: {{ .Values.huggingFaceToken.existingSecret | quote }}
+      key: {{ .Values.huggingFaceToken.key | quote }}
 {{- end -}}
 
 {{- define "dsv4.probes" -}}

@@ -28,7 +28,7 @@
 {{- if has $source.type (list "download" "claim") }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ include "dsv4.modelClaim" . }}
+    claimName: {{ include "dsv4.modelClaim" . | quote }}
     {{- if eq $source.type "claim" }}
     readOnly: true
     {{- end }}
@@ -49,7 +49,7 @@
 - name: cache
   {{- if eq .Values.cache.type "claim" }}
   persistentVolumeClaim:
-    claimName: {{ include "dsv4.cacheClaim" . }}
+    claimName: {{ include "dsv4.cacheClaim" . | quote }}
   {{- else if eq .Values.cache.type "hostPath" }}
   hostPath:
     path: {{ .Values.cache.hostPath | quote }}
