@@ -2,7 +2,8 @@
 
 In: a number of clients and seconds. Out: percentiles in milliseconds, as a table or JSON (--json FILE). It starts
 `dsv4-deploy serve` with the tiny model, loads it with closed-loop clients, and asks each endpoint in turn from this
-process, which competes for the same cores; so the figures are upper bounds. The promise is a p99 under 5 ms.
+process. That competes for the same cores, which a kubelet does not: so the time for which the kernel kept this
+process waiting for a processor is taken off each answer, and told apart. The promise is a p99 under 5 ms.
 """
 
 from __future__ import annotations
@@ -70,24 +71,34 @@ def load(port: int, clients: int) -> None:
     asyncio.run(run())
 
 
-def ask(port: int, paths: tuple[str, ...], seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each answer, by path, over one kept connection per path."""
+def own_wait_ms() -> float:
+    """How long this thread has been ready to run and had no processor, since its start; from Linux's schedstat
+    (https://docs.kernel.org/scheduler/sched-stats.html)."""
+    return int(pathlib.Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6
+
+
+def ask(port: int, paths: tuple[str, ...], seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """Of each answer, by path, over one kept connection per path: milliseconds, and those of our own waiting."""
     connections = {path: http.client.HTTPConnection("127.0.0.1", port, timeout=60) for path in paths}
-    taken: dict[str, list[float]] = {path: [] for path in paths}
+    taken: dict[str, list[tuple[float, float]]] = {path: [] for path in paths}
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for path, connection in connections.items():
-            began = time.perf_counter()
+            waited, began = own_wait_ms(), time.perf_counter()
             connection.request("GET", path)
             connection.getresponse().read()
-            taken[path].append((time.perf_counter() - began) * 1e3)
+            whole, waited = (time.perf_counter() - began) * 1e3, own_wait_ms() - waited
+            taken[path].append((whole, min(waited, whole)))
             time.sleep(PAUSE_S)
     return taken
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
+def summary(values: list[tuple[float, float]]) -> dict[str, float]:
+    """Percentiles of the answers without our own waiting, and of the whole time as `with_wait_p99_ms`."""
+    ordered = sorted(whole - waited for whole, waited in values)
+    whole = sorted(whole for whole, _ in values)
     return {
+        "with_wait_p99_ms": whole[int(len(whole) * 0.99)],
         "count": len(ordered),
         "p50_ms": ordered[len(ordered) // 2],
         "p99_ms": ordered[int(len(ordered) * 0.99)],
@@ -137,7 +148,8 @@ def main() -> int:
     for path, figure in figures.items():
         print(
             f"{path:16} {figure['count']:6.0f} answers   p50 {figure['p50_ms']:7.2f} ms   "
-            f"p99 {figure['p99_ms']:7.2f} ms   max {figure['max_ms']:7.2f} ms"
+            f"p99 {figure['p99_ms']:7.2f} ms   max {figure['max_ms']:7.2f} ms   "
+            f"(p99 with our own waiting: {figure['with_wait_p99_ms']:.2f} ms)"
         )
     late = [path for path in PATHS if figures[path]["p99_ms"] > PROMISE_MS]
     print(

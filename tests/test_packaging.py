@@ -93,9 +93,10 @@ def test_locks_pin_the_vllm_that_was_examined() -> None:
 
 def test_environment_is_the_locked_one() -> None:
     """These very tests run in what the locks describe, and in nothing that breaks vLLM."""
-    installed = {
-        canonicalize_name(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()
-    }
+    installed: dict[str, str] = {}
+    for one in importlib.metadata.distributions():
+        # The first on the path is the one that is imported; setuptools puts copies of its own behind.
+        installed.setdefault(canonicalize_name(one.metadata["Name"]), one.version)
     assert not FORBIDDEN & installed.keys()
     for name in ("cpu.txt", "test.txt", "torch-cpu.txt"):
         for package, (version, _) in lock(name).items():

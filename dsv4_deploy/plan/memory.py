@@ -194,7 +194,7 @@ def longest(layout: Layout) -> int:
 def smaller_batches(layout: Layout) -> int | None:
     """A --max-num-batched-tokens with which the layout fits, the largest power of two below the present one;
     None if no such size helps."""
-    size = 1 << (layout.max_num_batched_tokens - 1).bit_length() - 1
+    size = 1 << (layout.max_num_batched_tokens - 1).bit_length() >> 1
     while size >= 1024:
         if _at(dataclasses.replace(layout, max_num_batched_tokens=size)).fits:
             return size

@@ -127,7 +127,7 @@ def make_plan(spec: ServingSpec, facts: Facts) -> Plan:
             ),
             Setting("max-model-len", str(length), length_reason),
             *recipes.model_flags(subject.traits),
-            recipes.admission_flag(),
+            *recipes.supervision_flags(),
         ]
         if device == "cpu":
             flags += recipes.cpu_flags(tp)

@@ -48,13 +48,21 @@ def offline_env() -> list[Setting]:
     ]
 
 
-def admission_flag() -> Setting:
-    """What lets a drain refuse new requests (rocm_patches/admission.py)."""
-    return Setting(
-        "middleware",
-        "rocm_patches.admission.Admission",
-        "counts requests, and refuses new ones while the server drains; vLLM would answer them with HTTP 500",
-    )
+def supervision_flags() -> list[Setting]:
+    """What the supervisor needs of vLLM."""
+    return [
+        # rocm_patches/admission.py
+        Setting(
+            "middleware",
+            "rocm_patches.admission.Admission",
+            "counts requests, and refuses new ones while the server drains; vLLM would answer them with HTTP 500",
+        ),
+        Setting(
+            "disable-access-log-for-endpoints",
+            "/health,/metrics",
+            "the supervisor asks for them every two seconds: 86,400 lines of log a day",
+        ),
+    ]
 
 
 def model_flags(traits: Traits) -> list[Setting]:

@@ -16,6 +16,9 @@ WIDTH = 110
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@+,=-]+", re.ASCII)
 _SYSTEMD_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
+# Podman's generator hands these on as one byte, which is no UTF-8, however they are written (seen with 4.9 and
+# Debian 12's systemd): Latin-1's control characters, and the soft hyphen.
+_LOST_BY_QUADLET = re.compile("[\x80-\x9f\xad]")
 
 
 def check(text: str, what: str) -> str:
@@ -83,6 +86,12 @@ def systemd_path(text: str) -> str:
 
 
 def _systemd(text: str, doubled: str) -> str:
+    if lost := _LOST_BY_QUADLET.search(text):
+        raise refused(
+            f"{text!r} holds the control character U+{ord(lost[0]):04X}",
+            why="Podman's Quadlet does not carry it: the container would get another value.",
+            fix="Remove the character, or use --target compose.",
+        )
     if _PLAIN.fullmatch(text):
         return text
     out = []

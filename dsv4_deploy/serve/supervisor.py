@@ -31,6 +31,7 @@ from dsv4_deploy.serve import (
     child,
     endpoints,
     postmortem,
+    priority,
     probe,
     procs,
     reaper,
@@ -119,6 +120,7 @@ class Supervisor:
     async def run(self, listener: socket.socket) -> int:
         """Serve until it is over; `listener` is the bound side port. Returns the exit code."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        priority.prefer_short_turns()
         reaper.adopt_orphans()
         self._install_signals()
         if removed := segments.clean():

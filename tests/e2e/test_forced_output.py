@@ -6,9 +6,12 @@ One server start for all; the cases are those of tests/rocm_patches/chat.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,12 +25,16 @@ from tests.rocm_patches.chat.dsml import CASES, Case, D
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 EOS = 1
 AT_ONCE = 64
+ROOT = Path(__file__).resolve().parents[2]
 # Without the few texts of thousands of tokens.
 OVER_HTTP = [case for case in CASES if len(case.text) < 700]
 
 
 @pytest.fixture(scope="module")
 def server(deployment: Deployment) -> Iterator[Deployment]:
+    # The worker imports it by this name; only an editable installation would have it on its path.
+    path = os.pathsep.join([str(ROOT), *filter(None, [deployment.env.get("PYTHONPATH")])])
+    deployment = dataclasses.replace(deployment, env={**deployment.env, "PYTHONPATH": path})
     done = deployment.up(
         "--set", "logits-processors=tests.e2e.forced:Forced", "--set", f"max-num-seqs={AT_ONCE}"
     )

@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsv4_deploy import catalog
@@ -64,7 +64,8 @@ def test_the_cpu_plan_in_full() -> None:
         "serve /cache/tiny-v1 --host 127.0.0.1 --port 8000 --served-model-name tiny --tensor-parallel-size 1 "
         "--max-model-len 4608 --tokenizer-mode deepseek_v4 --reasoning-parser deepseek_v4 "
         "--tool-call-parser deepseek_v4 --enable-auto-tool-choice "
-        "--middleware rocm_patches.admission.Admission --max-num-seqs 8 --enforce-eager --shutdown-timeout 30"
+        "--middleware rocm_patches.admission.Admission "
+        "--disable-access-log-for-endpoints /health,/metrics --max-num-seqs 8 --enforce-eager --shutdown-timeout 30"
     )
     assert made.argv == command.split()
 
@@ -189,6 +190,15 @@ def test_nothing_secret_is_ever_in_a_plan() -> None:
         st.integers(1, 40_000_000_000),
     ),
     st.sampled_from([(), ("enforce-eager",), ("enable-expert-parallel",), ("gpu-memory-utilization=0.98",)]),
+)
+@example(
+    "deepseek-v4-flash",
+    "mi300x",
+    1,
+    None,
+    None,
+    {"max-num-batched-tokens": 1, "kv-cache-memory-bytes": 1},
+    (),
 )
 def test_no_accepted_plan_exceeds_the_card(
     model: str,

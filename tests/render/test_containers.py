@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 
 from dsv4_deploy import cli
 from dsv4_deploy.errors import DeployError
@@ -148,10 +149,22 @@ def test_compose_no_value_breaks_out(text: str) -> None:
 @given(text=sources.HOSTILE)
 @example("${HOME} $$ %h \\n\n\u2028\x7f '\"")
 def test_quadlet_no_value_breaks_out(text: str) -> None:
+    assume(not re.search("[\x80-\x9f\xad]", text))
     source = sources.hostile(text)
     given_, command = quadlet_reads(source)
     assert command == words(container(source))
     assert f"DSV4_PROBE={text}" in given_["--env"]
+
+
+@pytest.mark.parametrize("letter", ["\x80", "\x9f", "\xad"])
+def test_quadlet_refuses_what_podman_would_change(letter: str) -> None:
+    with pytest.raises(DeployError, match=f"U\\+00{ord(letter):02X}"):
+        quadlet.render(sources.hostile(f"a{letter}"))
+
+
+def test_quadlet_carries_what_follows_them() -> None:
+    source = sources.hostile("\x7f\xa0\xac\xae\xff\u200b\ue000")
+    assert quadlet_reads(source)[1] == words(container(source))
 
 
 def planned_again(source: Source, facts: Facts) -> Plan:

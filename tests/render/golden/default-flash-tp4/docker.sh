@@ -110,6 +110,8 @@ set -- "$@" --set tool-call-parser=deepseek_v4
 set -- "$@" --set enable-auto-tool-choice=true
 # counts requests, and refuses new ones while the server drains; vLLM would answer them with HTTP 500
 set -- "$@" --set middleware=rocm_patches.admission.Admission
+# the supervisor asks for them every two seconds: 86,400 lines of log a day
+set -- "$@" --set disable-access-log-for-endpoints=/health,/metrics
 # gives every step a deadline, so that a hung GPU ends the process
 set -- "$@" --set distributed-executor-backend=mp
 # recipe: graphs need several GiB outside the pool

@@ -77,6 +77,8 @@ set -- "$@" --tool-call-parser deepseek_v4
 set -- "$@" --enable-auto-tool-choice
 # counts requests, and refuses new ones while the server drains; vLLM would answer them with HTTP 500
 set -- "$@" --middleware rocm_patches.admission.Admission
+# the supervisor asks for them every two seconds: 86,400 lines of log a day
+set -- "$@" --disable-access-log-for-endpoints /health,/metrics
 # gives every step a deadline, so that a hung GPU ends the process
 set -- "$@" --distributed-executor-backend mp
 # recipe: graphs need several GiB outside the pool
