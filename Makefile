@@ -9,6 +9,7 @@ VENV ?= .venv
 # Goes to `dsv4-deploy up`: make up ARGS='--port 8001 --tp 2'
 ARGS ?=
 PYTEST_ARGS ?=
+TEST_JOBS ?= auto
 BENCH_ARGS ?=
 LOCK_ARGS ?=
 
@@ -29,7 +30,7 @@ BIN = $(VENV)/bin
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
-	@echo; echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) ARGS= PYTEST_ARGS= BENCH_ARGS= LOCK_ARGS= TORCH_INDEX= TORCH_WHEEL= TORCH_SHA256="
+	@echo; echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) ARGS= PYTEST_ARGS= TEST_JOBS= BENCH_ARGS= LOCK_ARGS= TORCH_INDEX= TORCH_WHEEL= TORCH_SHA256="
 
 python-check:
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
@@ -83,13 +84,19 @@ lint: venv-test ## ruff (rules and format) and mypy
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/mypy"
 
+# What starts no server runs beside each other, on every processor; servers one after the other, since their tests
+# are about time. Both parts always run.
+FAST_TESTS = "$(BIN)/python" -m pytest -n $(TEST_JOBS) --dist worksteal -m "not vllm and not e2e" $(PYTEST_ARGS)
+SERVER_TESTS = "$(BIN)/python" -m pytest -m "vllm or e2e" $(PYTEST_ARGS)
+# Of what PYTEST_ARGS chooses, all may lie in the other part: then pytest ends with 5.
+NONE_CHOSEN = [ $$? = $(if $(PYTEST_ARGS),5,never) ]
 # One thread: torch's threads spin while they wait, which on a shared machine costs more than they bring.
 test test-fast: export OMP_NUM_THREADS ?= 1
 test: deps venv-test tools sources lint ## everything: lint, then all tests with real servers (PYTEST_ARGS= goes to pytest)
-	"$(BIN)/python" -m pytest $(PYTEST_ARGS)
+	@failed=0; $(FAST_TESTS) || $(NONE_CHOSEN) || failed=1; $(SERVER_TESTS) || $(NONE_CHOSEN) || failed=1; exit $$failed
 
 test-fast: deps venv-test tools sources ## the tests that start no vLLM
-	"$(BIN)/python" -m pytest -m "not vllm and not e2e" $(PYTEST_ARGS)
+	@$(FAST_TESTS)
 
 bench: venv ## start-up, memory and decode speed against plain vLLM (BENCH_ARGS='--json FILE')
 	"$(BIN)/python" bench/commands.py
