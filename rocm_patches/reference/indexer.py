@@ -14,8 +14,8 @@ from rocm_patches.reference.kv_cache import INDEX_DIM, Rows, read_table
 from rocm_patches.reference.rope import rotate
 
 # Bounds what one slice of queries materialises ([slice, entries, 128] keys, [slice, heads, entries] products)
-# to 128 MiB of fp32.
-_SLICE_ELEMENTS = 1 << 25
+# to 8 MiB of fp32, for the reason that attention.py gives.
+_SLICE_ELEMENTS = 1 << 21
 
 
 def quantise_query(
@@ -77,7 +77,7 @@ def prefill_logits(
 
     q e4m3 [M, n_heads, 128] and kv = (keys e4m3 [N, 128], scales fp32 with N elements), in the dialect of
     their dtypes; weights fp32 [M, n_heads]; starts, ends int [M]. Returns fp32 [M, N], -inf outside.
-    Memory beyond inputs and result: 2 x 128 MiB, however many queries, heads and keys.
+    Memory beyond inputs and result: 2 x 8 MiB, however many queries, heads and keys.
     """
     keys, scales = kv[0].float(), kv[1].float().reshape(-1)
     out = keys.new_empty((q.shape[0], keys.shape[0]))
