@@ -6,15 +6,20 @@ installed here; the installation is proven by `make venv` itself, on which every
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.helm import chart
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ("build.txt", "cpu.txt", "test.txt", "torch-cpu.txt")
@@ -128,6 +133,40 @@ def test_entry_points_are_declared_and_load() -> None:
 NAMES_A_MACHINE_OR_REGISTRY = re.compile(
     rb"/(?:work|farm)/|/tmp/(?:dev)\b|/opt/(?:wheels|pypi)|\b(?:pypi\.or[g]|files\.pythonhoste[d]|registry\.npm|deb\.debia[n])"
 )
+
+
+def test_a_wheel_has_the_chart_and_renders_it(tmp_path: Path) -> None:
+    """Built from a copy, since a build leaves folders behind; then run from the unpacked wheel, far from the clone."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("dsv4_deploy", "rocm_patches", "helm"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"
+    made = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(source / "dist" / made.stdout.splitlines()[-1]) as wheel:
+        wheel.extractall(installed)
+    shutil.rmtree(source)
+    wanted = {
+        path.relative_to(chart.CHART)
+        for path in chart.CHART.rglob("*")
+        if path.is_file() and "ci" not in path.relative_to(chart.CHART).parts
+    }
+    packaged = installed / "dsv4_deploy" / "chart"
+    assert {path.relative_to(packaged) for path in packaged.rglob("*") if path.is_file()} == wanted
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DSV4_")}
+    rendered = subprocess.run(
+        [sys.executable, "-m", "dsv4_deploy", "render", "kubernetes", "--gpu", "mi300x:8", "--tp", "4"],
+        cwd=installed,
+        env={**clean, "PYTHONPATH": str(installed), "DSV4_HELM": str(chart.tools()[chart.NEWEST])},
+        capture_output=True,
+        text=True,
+    )
+    assert rendered.returncode == 0, rendered.stderr
+    assert "kind: Deployment" in rendered.stdout
 
 
 def test_files_name_no_machine_and_no_registry() -> None:

@@ -1,5 +1,5 @@
 """Writes what the Helm chart derives from other files: values.schema.json and README.md from the comments of
-values.yaml, files/gpus.yaml from the catalog, profiles/ from the plan.
+values.yaml, files/keys.yaml too, files/gpus.yaml from the catalog, profiles/ from the plan.
 
 In: helm/dsv4/values.yaml and dsv4_deploy. Out: those files; with --check nothing is written, and a stale one is an
 error.
@@ -35,6 +35,8 @@ _DNS = rf"{_NAME}(\.{_NAME})*"
 _LABEL_VALUE = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 _QUALIFIED = rf"^({_DNS}/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _PATH = "(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+_ADDRESS = rf"https?://[A-Za-z0-9.-]+(:({_PORT}))?(/[A-Za-z0-9._~/-]*)?"
 _QUANTITY = r"^[0-9]+(\.[0-9]{1,3})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
 DEFINITIONS: Mapping[str, Any] = {
@@ -45,6 +47,8 @@ DEFINITIONS: Mapping[str, Any] = {
     "hostOrEmpty": {"type": "string", "pattern": rf"^((\*\.)?{_DNS})?$", "maxLength": 253},
     "absolutePath": {"type": "string", "pattern": f"^{_PATH}$", "maxLength": 512},
     "absolutePathOrEmpty": {"type": "string", "pattern": f"^({_PATH})?$", "maxLength": 512},
+    "addressOrEmpty": {"type": "string", "pattern": f"^({_ADDRESS})?$", "maxLength": 512},
+    "labelValue": {"type": "string", "pattern": _LABEL_VALUE, "maxLength": 63},
     "port": {"type": "integer", "minimum": 1, "maximum": 65535},
     "duration": {"type": "string", "pattern": "^[1-9][0-9]{0,3}(s|m)$"},
     "variable": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": 128},
@@ -53,7 +57,7 @@ DEFINITIONS: Mapping[str, Any] = {
     "labels": {
         "type": "object",
         "propertyNames": {"pattern": _QUALIFIED, "maxLength": 128},
-        "additionalProperties": {"type": "string", "pattern": _LABEL_VALUE, "maxLength": 63},
+        "additionalProperties": {"$ref": "#/definitions/labelValue"},
     },
     "annotations": {
         "type": "object",
@@ -158,7 +162,8 @@ def _value(number: int, path: tuple[str, ...], default: Any, comment: list[str],
 
 
 def schema(values: list[Value]) -> dict[str, Any]:
-    """The JSON schema (draft 7, which both helm 3 and 4 read). Unknown keys are errors everywhere."""
+    """The JSON schema (draft 7, which both helm 3 and 4 read). Unknown keys are errors everywhere. None is required,
+    so that a file of an operator, which has a few of them, is valid by itself: keys() guards the whole."""
     definitions = {name: dict(one) for name, one in DEFINITIONS.items()}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -170,7 +175,11 @@ def schema(values: list[Value]) -> dict[str, Any]:
 
 def _object(values: list[Value], more: dict[str, Any]) -> dict[str, Any]:
     properties = {value.path[-1]: _property(value) for value in values}
-    return {"type": "object", "additionalProperties": False, "properties": {**properties, **more}}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {**properties, **more},
+    }
 
 
 def _property(value: Value) -> dict[str, Any]:
@@ -215,6 +224,19 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def keys(values: list[Value]) -> str:
+    """files/keys.yaml: the path of every value, parents first. The chart refuses when one is missing."""
+    lines = ["# Written by `make chart` from values.yaml; do not edit."]
+
+    def walk(some: list[Value]) -> None:
+        for value in some:
+            lines.append(f"- {'.'.join(value.path)}")
+            walk(value.children)
+
+    walk(values)
+    return "\n".join(lines) + "\n"
+
+
 def gpus() -> str:
     """files/gpus.yaml: what the templates need of the catalog's cards."""
     lines = ["# Written by `make chart` from dsv4_deploy/catalog/gpus.yaml; do not edit."]
@@ -256,6 +278,7 @@ def files() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema(values), indent=1, ensure_ascii=False) + "\n",
         CHART / "README.md": readme(values),
         CHART / "files" / "gpus.yaml": gpus(),
+        CHART / "files" / "keys.yaml": keys(values),
         **profiles(),
     }
 

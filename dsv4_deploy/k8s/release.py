@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Sequence
 
 from dsv4_deploy.errors import DeployError, refused
-from dsv4_deploy.render.kubernetes import CHART, CHART_VARIABLE, HELM_VARIABLE
+from dsv4_deploy.render.kubernetes import HELM_VARIABLE, find_chart
 
 OLDEST = (3, 14)
 # helm itself waits for nothing here; it only talks to the API.
@@ -67,7 +67,15 @@ def upgrade(release: Release, values: str, files: Sequence[pathlib.Path]) -> Rev
 
     Returns when the API has the objects, not when pods run. Raises DeployError.
     """
-    arguments = ["upgrade", "--install", release.name, str(_chart()), "--create-namespace", "--values", "-"]
+    arguments = [
+        "upgrade",
+        "--install",
+        release.name,
+        str(find_chart()),
+        "--create-namespace",
+        "--values",
+        "-",
+    ]
     for file in files:
         arguments += ["--values", str(file)]
     done = _helm(release, arguments, values)
@@ -106,17 +114,6 @@ def uninstall(release: Release) -> bool:
     raise _refused(done.stderr)
 
 
-def _chart() -> pathlib.Path:
-    chart = pathlib.Path(os.environ.get(CHART_VARIABLE) or CHART)
-    if chart.is_file() or (chart / "Chart.yaml").is_file():
-        return chart
-    raise DeployError(
-        f"there is no chart in {chart}",
-        why="It is part of the repository and not of the installed package.",
-        fix=f"Run this in a clone of the repository, or name the chart: {CHART_VARIABLE}=/path/to/dsv4-0.1.0.tgz",
-    )
-
-
 def _helm(
     release: Release, arguments: Sequence[str], text: str | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -139,7 +136,13 @@ def _helm(
             text=True,
             timeout=TIMEOUT_S,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise DeployError(
+            f"helm did not end within {TIMEOUT_S} s",
+            why="It only talks to the cluster's API here, so that does not answer, or a hook of another chart waits.",
+            fix="kubectl get nodes should answer at once; then try again.",
+        ) from error
+    except OSError as error:
         raise DeployError(f"{helm} cannot be run", why=str(error), fix=f"Correct {HELM_VARIABLE}.") from error
 
 

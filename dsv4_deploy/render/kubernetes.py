@@ -15,14 +15,32 @@ from dsv4_deploy.errors import DeployError
 from dsv4_deploy.render import helm_values, quoting
 from dsv4_deploy.render.source import Source, head
 
-CHART = pathlib.Path(__file__).parents[2] / "helm" / "dsv4"
+PACKAGED = pathlib.Path(__file__).parents[1] / "chart"
+"""Where a wheel has the chart: setup.py puts it there. In a clone it is not."""
+CHART = PACKAGED if PACKAGED.is_dir() else pathlib.Path(__file__).parents[2] / "helm" / "dsv4"
 HELM_VARIABLE = "DSV4_HELM"
 """Names another helm than the one on PATH."""
 
 CHART_VARIABLE = "DSV4_CHART"
-"""Names the chart's directory or archive, for an installation without this repository."""
+"""Names another directory or archive of the chart."""
 
 HELM_TIMEOUT_S = 60
+
+
+def find_chart() -> pathlib.Path:
+    """The chart's directory or archive. Raises DeployError when there is none."""
+    named = os.environ.get(CHART_VARIABLE)
+    chart = pathlib.Path(named or CHART)
+    if chart.is_file() or (chart / "Chart.yaml").is_file():
+        return chart
+    raise DeployError(
+        f"there is no chart in {chart}",
+        why=f"{CHART_VARIABLE} names that place." if named else "The installation is not complete.",
+        fix=f"{CHART_VARIABLE}=/path/to/dsv4-0.1.0.tgz or a directory with a Chart.yaml; unset, it is the chart of "
+        "this package."
+        if named
+        else f"Install the package again, or name a chart: {CHART_VARIABLE}=/path/to/dsv4-0.1.0.tgz",
+    )
 
 
 def render(source: Source) -> str:
@@ -35,13 +53,7 @@ def render(source: Source) -> str:
             fix=f"Install helm 3.17 or newer, or name one: {HELM_VARIABLE}=/path/to/helm. Values alone need no helm: "
             "dsv4-deploy render helm-values",
         )
-    chart = pathlib.Path(os.environ.get(CHART_VARIABLE) or CHART)
-    if not (chart.is_file() or (chart / "Chart.yaml").is_file()):
-        raise DeployError(
-            f"there is no chart in {chart}",
-            why="It is part of the repository and not of the installed package.",
-            fix=f"Run this in a clone of the repository, or name the chart: {CHART_VARIABLE}=/path/to/dsv4-0.1.0.tgz",
-        )
+    chart = find_chart()
     values = helm_values.render(source)
     name = source.plan.deployment.name or "dsv4"
     try:

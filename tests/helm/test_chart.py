@@ -11,7 +11,7 @@ import pytest
 
 from dsv4_deploy import catalog
 from dsv4_deploy.plan.watch import STOP_MARGIN_S, Watch, probes
-from tests.helm import chart, schemas
+from tests.helm import admission, chart, schemas
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -233,13 +233,15 @@ def test_secrets_are_only_named() -> None:
     assert not [item for item in objects if item["kind"] == "Secret"]
 
 
-def test_the_download_has_a_name_of_its_own_for_each_revision() -> None:
+def test_the_download_has_a_name_of_its_own_for_each_pod() -> None:
     def job(**download: Any) -> str:
         values = {"model": {"source": {"type": "download"}, "download": {"revision": REVISION, **download}}}
         name: str = chart.one(chart.template(values=values), "Job")["metadata"]["name"]
         return name
 
-    assert job() == job(workers=2)
+    assert job() == job()
+    # The API lets nobody change the pod of a Job, so whatever is in it makes another Job.
+    assert job() != job(workers=2)
     assert job() != job(revision="f" * 40)
     assert job() != job(repository="deepseek-ai/DeepSeek-V4-Pro")
 
@@ -263,10 +265,15 @@ def test_air_gapped_lets_nothing_out_but_names() -> None:
 
 
 def test_the_policy_denies_what_is_not_named() -> None:
-    objects = chart.template(values={"networkPolicy": {"ingressFrom": [], "metricsFrom": []}})
-    policy = chart.one(objects, "NetworkPolicy")["spec"]
+    nobody = {"networkPolicy": {"ingressFrom": [], "metricsFrom": []}}
+    policy = chart.one(chart.template(values={**nobody, "test": {"enabled": False}}), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert not policy["ingress"]
+    objects = chart.template(values=nobody)
+    (asking,) = chart.one(objects, "NetworkPolicy")["spec"]["ingress"]
+    test_pod = chart.one(objects, "Pod")["metadata"]["labels"]
+    assert asking["from"][0]["podSelector"]["matchLabels"].items() <= test_pod.items()
+    assert asking["ports"] == [{"port": "http", "protocol": "TCP"}]
     assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "server"
     mirror = chart.template(chart.CHART / "ci" / "download-mirror-values.yaml")
     egress = chart.one(mirror, "NetworkPolicy", "v4-dsv4-download")["spec"]["egress"]
@@ -280,6 +287,8 @@ def test_selectors_do_not_depend_on_what_may_change() -> None:
     changed = {
         "image": {"tag": "9"},
         "podLabels": {"a": "b"},
+        "nameOverride": "other",
+        "fullnameOverride": "v4-dsv4",
         "commonLabels": {"app.kubernetes.io/name": "mine"},
     }
     assert selector({}) == selector(changed)
@@ -311,6 +320,80 @@ def test_autoscaling_leaves_the_number_of_pods_alone() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["devicePlugin", "dra"])
+def test_copies_of_data_parallelism_get_their_gpus(kind: str) -> None:
+    values = {"settings": {"data-parallel-size": 2}, "gpu": {"allocation": kind}}
+    objects = chart.template(values=values)
+    server = chart.server(objects)
+    assert "data-parallel-size=2" in server["args"]
+    assert chart.argument(server, "--tp") == "4"
+    assert server["resources"]["limits"]["memory"] == f"{64 * 8 + 32}Gi"
+    if kind == "dra":
+        requests = chart.one(objects, "ResourceClaimTemplate")["spec"]["spec"]["devices"]["requests"]
+        assert requests[0]["exactly"]["count"] == 8
+    else:
+        assert server["resources"]["limits"]["amd.com/gpu"] == "8"
+
+
+def test_devices_of_dra_are_chosen_by_the_claim_alone() -> None:
+    """Where AMD's DRA driver runs, the labeller of the device plugin need not."""
+    objects = chart.template(values={"gpu": {"allocation": "dra"}})
+    assert "affinity" not in chart.one(objects, "Deployment")["spec"]["template"]["spec"]
+    requests = chart.one(objects, "ResourceClaimTemplate")["spec"]["spec"]["devices"]["requests"]
+    words = " ".join(one["cel"]["expression"] for one in requests[0]["exactly"]["selectors"])
+    assert '.type == "amdgpu"' in words
+    assert '"0x74a1"' in words
+
+
+def test_limits_of_the_operator_bring_the_requests_along() -> None:
+    def resources(**override: dict[str, str]) -> Any:
+        return container({"resources": {"override": override}})["resources"]
+
+    lower = resources(limits={"memory": "100Gi", "cpu": "96"})
+    assert (lower["limits"]["memory"], lower["requests"]["memory"]) == ("100Gi", "100Gi")
+    assert (lower["limits"]["cpu"], lower["requests"]["cpu"]) == ("96", "32000m")
+    assert resources(limits={"memory": "1Ti"})["requests"]["memory"] == "288Gi"
+    assert resources(requests={"x.y/nic": "2"})["limits"]["x.y/nic"] == "2"
+
+
+LONG = "a" * 52
+
+
+@pytest.mark.parametrize("release", [LONG + "b", "4flash", "v4.flash.ai", "a." * 26 + "b", "0"])
+def test_every_name_that_helm_takes_gives_names_that_kubernetes_takes(release: str) -> None:
+    values = {
+        "model": {"source": {"type": "download"}, "download": {"revision": REVISION}},
+        "cache": {"type": "claim"},
+        "monitoring": {"dashboard": {"enabled": True}},
+    }
+    for more in ({}, {"multiNode": {"nodes": 2}}, {"nameOverride": "0" * 40}):
+        admission.check(chart.template(values={**values, **more}, release=release))
+
+
+def test_releases_of_a_namespace_never_share_names_or_pods() -> None:
+    def names(release: str) -> set[tuple[str, str]]:
+        return {(item["kind"], item["metadata"]["name"]) for item in chart.template(release=release)}
+
+    assert not names(LONG + "b") & names(LONG + "c")
+    assert not names("a.b") & names("a-b")
+    scaling = {"autoscaling": {"mode": "keda", "keda": {"serverAddress": "http://p"}}}
+
+    def pattern(**more: Any) -> str:
+        objects = chart.template(values={**scaling, **more}, release="dsv4")
+        query: str = chart.one(objects, "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
+        return query.partition('pod=~"')[2].partition('"')[0]
+
+    one, several = pattern(), pattern(multiNode={"nodes": 2})
+    # Names as the controllers make them; the second is a long one, whose last dash is cut off.
+    assert re.fullmatch(one, "dsv4-6d4b9c7f8d-x2x5z")
+    assert re.fullmatch(one.replace("dsv4", LONG[:48]), f"{LONG[:48]}-6d4b9c7f8x2x5z")
+    assert re.fullmatch(several, "dsv4-0")
+    assert re.fullmatch(several, "dsv4-11-1")
+    for other in ("dsv4-pro-6d4b9c7f8d-x2x5z", "dsv4-pro-0-1", "dsv4-fetch-0a1b2c-x2x5z"):
+        assert not re.fullmatch(one, other)
+        assert not re.fullmatch(several, other)
+
+
 @pytest.mark.parametrize("name", ["0", "true", "null", "1e3", "0x1f", "1.5"])
 def test_names_that_yaml_would_read_as_something_else(name: str) -> None:
     """Kubernetes takes all of these as names; YAML takes them as numbers and the like unless they are quoted."""
@@ -338,6 +421,18 @@ def test_notes_say_how_to_ask() -> None:
     assert "no AMD hardware has confirmed" in notes
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("deepseek-ai/DeepSeek-V4-Flash", None), ("'; touch /tmp/x; '", "NAME")]
+)
+def test_notes_ask_for_the_served_name(name: str, said: str | None, tmp_path: Any) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(json.dumps({"settings": {"served-model-name": name}}))
+    arguments = ["install", "v4", str(chart.CHART), "--dry-run=client", "--values", str(values)]
+    notes = chart.run(chart.NEWEST, *arguments).stdout.partition("NOTES:")[2]
+    assert f'"model": "{said or name}"' in notes
+
+
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": {"type": "download"}}}, "Set model.download.revision to a commit"),
     (
@@ -383,13 +478,80 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"extraEnv": [{"name": "ROCR_VISIBLE_DEVICES", "value": "0"}]}, "Take it out of env"),
     ({"env": {"HF_TOKEN": "hf_x"}}, "huggingFaceToken.existingSecret"),
     ({"extraEnv": [{"name": "VLLM_API_KEY", "value": "x"}]}, "Use valueFrom.secretKeyRef"),
-    ({"settings": {"api-key": "x"}}, "Use apiKey.existingSecret"),
+    ({"settings": {"api-key": "x"}}, "Set apiKey.existingSecret"),
     ({"settings": {"shutdown-timeout": 9}}, "Set drain.shutdownSeconds"),
     ({"autoscaling": {"mode": "hpa", "minReplicas": 5}}, "greater than"),
     ({"autoscaling": {"mode": "keda"}}, "Set autoscaling.keda.serverAddress"),
     ({"inferencePool": {"enabled": True}}, "Set inferencePool.endpointPicker"),
     ({"httpRoute": {"enabled": True}}, "Set httpRoute.parentRefs"),
     ({"extraVolumes": [{"name": "shm"}]}, "Choose another name"),
+    ({"extraVolumeMounts": [{"name": "no", "mountPath": "/x"}]}, "Add it to extraVolumes"),
+    (
+        {
+            "extraVolumes": [{"name": "a", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "a", "mountPath": "/tmp"}],
+        },
+        "Choose another mountPath",
+    ),
+    ({"extraContainers": [{"name": "server"}]}, "second container called server"),
+    (
+        {"extraContainers": [{"name": "a"}], "extraInitContainers": [{"name": "a"}]},
+        "second container called a",
+    ),
+    ({"modelMountPath": "/tmp"}, "modelMountPath is /tmp"),
+    ({"cache": {"mountPath": "/dev/shm"}}, "Choose another directory"),
+    ({"settings": {"tensor-parallel-size": 8}}, "Set tensorParallelSize"),
+    ({"settings": {"port": 9}}, "Set ports.http"),
+    ({"extraArgs": ["--tp=8"]}, "Set tensorParallelSize"),
+    ({"extraArgs": ["--drain-timeout", "900"]}, "Set drain.timeoutSeconds"),
+    ({"extraArgs": ["--set", "api_key=x"]}, "Set apiKey.existingSecret"),
+    ({"extraArgs": ["--set=data-parallel-size=2"]}, "Set settings.data-parallel-size"),
+    ({"settings": {"data-parallel-size": 3}}, "Use 1, 2, 4 or 8"),
+    ({"settings": {"data-parallel-size": 4}}, "more than the 8 GPUs of a node"),
+    (
+        {"settings": {"data-parallel-size": 2}, "multiNode": {"nodes": 2}},
+        "data-parallel-size and multiNode.nodes do not go together",
+    ),
+    ({"resources": {"override": {"limits": {"amd.com/gpu": "8"}}}}, "Set tensorParallelSize for GPUs"),
+    ({"resources": {"override": {"requests": {"memory": "900Gi"}}}}, "Raise the limit, or lower the request"),
+    (
+        {"resources": {"override": {"requests": {"x.y/z": "1"}, "limits": {"x.y/z": "2"}}}},
+        "wants them alike",
+    ),
+    (
+        {"model": {"download": {"resources": {"limits": {"memory": "4Gi"}}}}},
+        "model.download.resources asks for 8Gi of memory, more than the limit of 4Gi",
+    ),
+    ({"extraEnv": [{"name": "A"}, {"name": "A"}]}, "extraEnv has A twice"),
+    ({"extraEnv": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {}}}]}, "a value and a valueFrom"),
+    (
+        {"apiKey": {"existingSecret": "k"}, "extraEnv": [{"name": "VLLM_API_KEY", "valueFrom": {}}]},
+        "VLLM_API_KEY comes from apiKey.existingSecret and from extraEnv",
+    ),
+    ({"scheduling": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}, "or use Equal"),
+    ({"scheduling": {"tolerations": [{"key": "a", "tolerationSeconds": 5}]}}, "the effect NoExecute"),
+    ({"scheduling": {"nodeMatchExpressions": [{"key": "a", "operator": "In"}]}}, "List them"),
+    (
+        {"scheduling": {"nodeMatchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}},
+        "takes no values",
+    ),
+    (
+        {"scheduling": {"nodeMatchExpressions": [{"key": "a", "operator": "Gt", "values": ["b"]}]}},
+        "one whole number",
+    ),
+    ({"scheduling": {"topologySpreadConstraints": [SPREAD, SPREAD]}}, "has zone ScheduleAnyway twice"),
+    (
+        {"scheduling": {"topologySpreadConstraints": [{**SPREAD, "minDomains": 2}]}},
+        "needs whenUnsatisfiable DoNotSchedule",
+    ),
+    ({"networkPolicy": None}, "networkPolicy has no value: it was set to null"),
+    ({"drain": {"timeoutSeconds": None}}, "drain.timeoutSeconds has no value"),
+    ({"image": None}, "image has no value"),
+    ({"probes": {"startup": None}}, "upgrade with --reset-then-reuse-values"),
+    ({"gpu": {"resourceName": "amd.com/cpx_nps4"}}, "is a partition of a GPU"),
+    ({"multiNode": {"rdma": {"resourceName": "amd.com/gpu"}}}, "Name the network's resource"),
+    ({"multiNode": {"nodes": 2, "rendezvousPort": 8081}}, "Give it a number of its own"),
+    ({"monitoring": {"prometheusRule": {"disabled": ["DSV4GpuHot"]}}}, "Use one of DSV4AdmissionRejected"),
 ]
 
 
@@ -402,8 +564,8 @@ def test_what_cannot_work_is_refused_with_the_remedy(values: dict[str, Any], rem
 
 
 def test_every_refusal_of_the_chart_is_tested() -> None:
-    text = (chart.CHART / "templates" / "_validate.tpl").read_text()
-    written = len(re.findall(r'include "dsv4\.refuse"', text))
+    texts = [path.read_text() for path in (chart.CHART / "templates").glob("_validate*.tpl")]
+    written = sum(len(re.findall(r'include "dsv4\.refuse"', text)) for text in texts)
     # Two more concern the release of Kubernetes: test_valid.py.
     assert len(REFUSALS) + 2 >= written
 
@@ -424,6 +586,11 @@ def test_every_refusal_of_the_chart_is_tested() -> None:
             "interTokenSeconds",
         ),
         ({"gpu": {"product": "H100"}}, "product"),
+        ({"rollout": {"maxUnavailable": "0%"}}, "maxUnavailable"),
+        ({"model": {"download": {"endpoint": "http://hub:99999"}}}, "endpoint"),
+        ({"model": {"download": {"endpoint": "http://me:secret@hub"}}}, "endpoint"),
+        ({"podSecurity": {"seccompLocalhostProfile": "a/../b"}}, "seccompLocalhostProfile"),
+        ({"monitoring": {"prometheusRule": {"alertLabels": {"a.b/c": "d"}}}}, "a.b/c"),
     ],
     ids=json.dumps,
 )

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helm import chart, schemas
+from tests.helm import admission, chart, schemas
 
 SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
 # Kubernetes' own structures, which are passed on as they are: their inside is the operator's.
@@ -153,6 +153,7 @@ def test_what_the_schema_accepts_is_valid_or_refused_in_our_words(
         return
     for item in objects:
         schemas.check(item, kube)
+    admission.check(objects)
 
 
 @settings(careful, max_examples=25)

@@ -1,16 +1,21 @@
-{{/* Labels and annotations. Selectors never change over a release's life; everything else may. */}}
+{{/* Labels and annotations. Selectors never change over a release's life, so no value is in them; everything else may. */}}
 
 {{- define "dsv4.selectorLabels" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
-app.kubernetes.io/component: server
+{{- include "dsv4.selectorOf" (dict "root" . "component" "server") -}}
+{{- end -}}
+
+{{/* The same for another part. Call with (dict "root" $ "component" "download"). */}}
+{{- define "dsv4.selectorOf" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{/* The chart's own labels win over the operator's. Call with (dict "root" $ "component" "download" "labels" (dict)). */}}
 {{- define "dsv4.labels" -}}
 {{- $own := dict
   "helm.sh/chart" (include "dsv4.chart" .root)
-  "app.kubernetes.io/name" (default .root.Chart.Name .root.Values.nameOverride)
+  "app.kubernetes.io/name" .root.Chart.Name
   "app.kubernetes.io/instance" .root.Release.Name
   "app.kubernetes.io/version" (.root.Chart.AppVersion | toString)
   "app.kubernetes.io/managed-by" .root.Release.Service

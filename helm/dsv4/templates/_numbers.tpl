@@ -1,9 +1,25 @@
 {{/* What follows from the tensor-parallel size, in one place: GPUs, shared memory, memory, processors, times. */}}
 
+{{/* GPUs of a pod: the ranks that share layers, times the copies of data parallelism. */}}
+{{- define "dsv4.gpus" -}}
+{{- mul (int .Values.tensorParallelSize) (max 1 (int (get .Values.settings "data-parallel-size"))) -}}
+{{- end -}}
+
+{{/* A quantity of Kubernetes ("1.5Gi", "250m") as a number. */}}
+{{- define "dsv4.quantity" -}}
+{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 -}}
+{{- range $power, $unit := list "Ki" "Mi" "Gi" "Ti" "Pi" "Ei" -}}
+{{- $factor := 1 -}}{{- range until (int (add $power 1)) -}}{{- $factor = mul $factor 1024 -}}{{- end -}}
+{{- $_ := set $units $unit $factor -}}
+{{- end -}}
+{{- $unit := regexFind "[A-Za-z]*$" . -}}
+{{- printf "%f" (mulf (trimSuffix $unit . | float64) (get $units $unit)) -}}
+{{- end -}}
+
 {{- define "dsv4.shmGiB" -}}
 {{- $asked := int .Values.resources.shmGiB -}}
 {{- if gt $asked 0 -}}{{ $asked }}{{- else -}}
-{{- min 32 (max 16 (mul 8 (int .Values.tensorParallelSize))) -}}
+{{- min 32 (max 16 (mul 8 (int (include "dsv4.gpus" .)))) -}}
 {{- end -}}
 {{- end -}}
 
@@ -11,13 +27,13 @@
      https://github.com/vllm-project/vllm/issues/28923 */}}
 {{- define "dsv4.memoryGiB" -}}
 {{- $resources := .Values.resources -}}
-{{- $ranks := mul (int $resources.memoryPerGpuGiB) (int .Values.tensorParallelSize) -}}
+{{- $ranks := mul (int $resources.memoryPerGpuGiB) (int (include "dsv4.gpus" .)) -}}
 {{- $weights := divf (mulf 1.1 .Values.model.sizeGiB) .Values.multiNode.nodes | ceil | int -}}
 {{- add (max $ranks $weights) (int $resources.extraMemoryGiB) (int (include "dsv4.shmGiB" .)) -}}
 {{- end -}}
 
 {{- define "dsv4.cpuMillis" -}}
-{{- mulf .Values.resources.cpuPerGpu 1000 (int .Values.tensorParallelSize) | ceil | int64 -}}
+{{- mulf .Values.resources.cpuPerGpu 1000 (int (include "dsv4.gpus" .)) | ceil | int64 -}}
 {{- end -}}
 
 {{/* The kubelet's countdown begins with the preStop hook: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ */}}

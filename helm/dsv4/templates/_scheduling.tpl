@@ -16,7 +16,8 @@
 {{- $gpu := .Values.gpu -}}
 {{- $cards := list (list) -}}
 {{- $whole := list (list) -}}
-{{- if ne $gpu.product "none" -}}
+{{- /* With DRA the claim's selectors say the same about devices, and the labeller need not run. */ -}}
+{{- if and (ne $gpu.product "none") (eq $gpu.allocation "devicePlugin") -}}
 {{- if $gpu.matchDeviceId -}}
 {{- $ids := fromYamlArray (include "dsv4.deviceIds" .) -}}
 {{- $cards = list
@@ -95,9 +96,10 @@ runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* Requests and limits of the server. Values of resources.override win, key by key. */}}
+{{/* Requests and limits of the server. Values of resources.override win, key by key. A limit alone lowers a request that
+     is greater, and what must be alike (extended resources, huge pages) is. */}}
 {{- define "dsv4.resources" -}}
-{{- $gpus := int .Values.tensorParallelSize -}}
+{{- $gpus := include "dsv4.gpus" . -}}
 {{- $memory := printf "%sGi" (include "dsv4.memoryGiB" .) -}}
 {{- $limits := dict "memory" $memory -}}
 {{- $requests := dict "memory" $memory "cpu" (printf "%sm" (include "dsv4.cpuMillis" .)) -}}
@@ -115,5 +117,18 @@ runtimeClassName: {{ . | quote }}
 {{- if and (ne .Values.gpu.product "none") (eq .Values.gpu.allocation "dra") -}}
 {{- $_ := set $resources "claims" (list (dict "name" "gpus")) -}}
 {{- end -}}
-{{- toYaml (mergeOverwrite $resources (deepCopy .Values.resources.override)) -}}
+{{- $override := deepCopy .Values.resources.override -}}
+{{- $asked := default (dict) $override.requests -}}
+{{- $most := default (dict) $override.limits -}}
+{{- range $name, $value := $most -}}
+{{- if and (hasKey $requests $name) (not (hasKey $asked $name)) -}}
+{{- if gt (include "dsv4.quantity" (get $requests $name) | float64) (include "dsv4.quantity" $value | float64) -}}
+{{- $_ := set $requests $name $value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $value := $asked -}}
+{{- if and (regexMatch "/|^hugepages-" $name) (not (hasKey $most $name)) -}}{{- $_ := set $limits $name $value -}}{{- end -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $resources $override) -}}
 {{- end -}}

@@ -39,6 +39,12 @@
 {{- end }}
 {{- end -}}
 
+{{/* The name that clients send. What could end a quotation in the shell line of NOTES.txt is not written there. */}}
+{{- define "dsv4.servedName" -}}
+{{- $name := get .Values.settings "served-model-name" | default .Values.model.name | toString -}}
+{{- ternary $name "NAME" (regexMatch "^[A-Za-z0-9._/:-]+$" $name) -}}
+{{- end -}}
+
 {{/* Flags of ours that the operator's settings win over. */}}
 {{- define "dsv4.settings" -}}
 {{- $ours := dict "shutdown-timeout" .Values.drain.shutdownSeconds -}}

@@ -66,6 +66,16 @@
 {{- add (int .Values.cache.sizeGiB) $extra -}}
 {{- end -}}
 
+{{/* Size of a claim. A claim can grow and never shrink, so a smaller model leaves it as it is: an upgrade would fail otherwise.
+     Call with (dict "root" $ "name" "x" "size" 187). */}}
+{{- define "dsv4.claimSize" -}}
+{{- $there := lookup "v1" "PersistentVolumeClaim" .root.Release.Namespace .name -}}
+{{- $has := dig "spec" "resources" "requests" "storage" "0" $there | toString -}}
+{{- $wanted := printf "%vGi" .size -}}
+{{- $grows := ge (include "dsv4.quantity" $wanted | float64) (include "dsv4.quantity" $has | float64) -}}
+{{- ternary $wanted $has $grows -}}
+{{- end -}}
+
 {{- define "dsv4.volumes" -}}
 {{- include "dsv4.modelVolume" . | trim }}
 {{ include "dsv4.cacheVolume" . }}

@@ -8,6 +8,19 @@
 {{- fail (printf "\n\ndsv4: %s\n" .) -}}
 {{- end -}}
 
+{{/* No value may be missing. files/keys.yaml lists them all, parents first. */}}
+{{- define "dsv4.complete" -}}
+{{- range $path := fromYamlArray (.Files.Get "files/keys.yaml") -}}
+{{- $node := $.Values -}}
+{{- range splitList "." $path -}}
+{{- if kindIs "invalid" (index $node .) -}}
+{{- include "dsv4.refuse" (printf "%s has no value: it was set to null, or --reuse-values brought the values of an older chart. Leave it out for its default, or upgrade with --reset-then-reuse-values" $path) -}}
+{{- end -}}
+{{- $node = get $node . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "dsv4.validate" -}}
 {{- $values := .Values -}}
 {{- $source := $values.model.source -}}
@@ -64,6 +77,13 @@
 {{- end -}}
 {{- end -}}
 
+{{- if and $values.gpu.refusePartitions (regexMatch "/[cdqt]px|_nps[2-9]" $values.gpu.resourceName) -}}
+{{- include "dsv4.refuse" (printf "gpu.resourceName %s is a partition of a GPU, and tensor parallelism needs whole cards. Use amd.com/gpu, or switch gpu.refusePartitions off" $values.gpu.resourceName) -}}
+{{- end -}}
+{{- if eq $values.gpu.resourceName $values.multiNode.rdma.resourceName -}}
+{{- include "dsv4.refuse" "multiNode.rdma.resourceName is that of the GPUs. Name the network's resource, for example amd.com/vnic" -}}
+{{- end -}}
+
 {{- if and (eq $values.gpu.allocation "dra") (ne $values.gpu.product "none") (lt $minor 32) -}}
 {{- include "dsv4.refuse" (printf "gpu.allocation dra needs Kubernetes 1.32, and this is 1.%d. Use devicePlugin" $minor) -}}
 {{- end -}}
@@ -71,11 +91,19 @@
 {{- if eq (int $values.ports.http) (int $values.ports.health) -}}
 {{- include "dsv4.refuse" "ports.http and ports.health are the same. Give them different numbers" -}}
 {{- end -}}
+{{- if and (gt $nodes 1) (has (int $values.multiNode.rendezvousPort) (list (int $values.ports.http) (int $values.ports.health))) -}}
+{{- include "dsv4.refuse" "multiNode.rendezvousPort is also ports.http or ports.health. Give it a number of its own" -}}
+{{- end -}}
 {{- if lt (int $values.probes.startup.budgetSeconds) (int $values.probes.startup.periodSeconds) -}}
 {{- include "dsv4.refuse" "probes.startup.budgetSeconds is shorter than one period. Raise it" -}}
 {{- end -}}
 {{- if and (eq $values.cache.type "hostPath") (not $values.cache.hostPath) -}}
 {{- include "dsv4.refuse" "cache.type hostPath needs a directory. Set cache.hostPath" -}}
+{{- end -}}
+{{- range $key, $path := dict "modelMountPath" $values.modelMountPath "cache.mountPath" $values.cache.mountPath -}}
+{{- if has $path (list "/tmp" "/dev/shm" "/dev" "/proc" "/sys") -}}
+{{- include "dsv4.refuse" (printf "%s is %s, where the pod has something else. Choose another directory" $key $path) -}}
+{{- end -}}
 {{- end -}}
 {{- if hasPrefix (printf "%s/" $values.modelMountPath) (printf "%s/" $values.cache.mountPath) -}}
 {{- include "dsv4.refuse" "cache.mountPath lies in modelMountPath, which is read-only. Choose another" -}}
@@ -88,54 +116,18 @@
 {{- include "dsv4.refuse" "ReadWriteOncePod lets only one pod use the claim, and the download and the server are two. Use ReadWriteMany or ReadWriteOnce" -}}
 {{- end -}}
 
-{{- range $values.scheduling.tolerations -}}
-{{- if has (default "" .key) (list "amd-gpu-unhealthy" "amd-dcm") -}}
-{{- include "dsv4.refuse" (printf "scheduling.tolerations puts up with %s: the taint of GPUs that are broken or being repartitioned. Take it out" .key) -}}
-{{- end -}}
-{{- if not .key -}}
-{{- include "dsv4.refuse" "scheduling.tolerations has an entry without a key, which puts up with every taint, also those of broken GPUs (amd-gpu-unhealthy, amd-dcm). Name the key" -}}
-{{- end -}}
-{{- end -}}
-{{- if contains "nvidia" $values.scheduling.runtimeClassName -}}
-{{- include "dsv4.refuse" "scheduling.runtimeClassName nvidia would hide AMD GPUs. Leave it empty" -}}
-{{- end -}}
-
-{{- range $name := list "HIP_VISIBLE_DEVICES" "ROCR_VISIBLE_DEVICES" "CUDA_VISIBLE_DEVICES" "HSA_OVERRIDE_GFX_VERSION" "PROMETHEUS_MULTIPROC_DIR" -}}
-{{- $given := keys $values.env -}}
-{{- range $values.extraEnv -}}{{- $given = append $given .name -}}{{- end -}}
-{{- if has $name $given -}}
-{{- include "dsv4.refuse" (printf "%s must not be set in a pod: the device plugin gives the pod its own GPUs, and the variable would hide or misname them. Take it out of env and extraEnv" $name) -}}
-{{- end -}}
-{{- end -}}
-{{- range $name := list "VLLM_API_KEY" "HF_TOKEN" "HUGGING_FACE_HUB_TOKEN" -}}
-{{- if hasKey $values.env $name -}}
-{{- include "dsv4.refuse" (printf "%s in env would be readable in the Deployment and in helm's release. Put it into a Secret and name that: apiKey.existingSecret or huggingFaceToken.existingSecret" $name) -}}
-{{- end -}}
-{{- range $values.extraEnv -}}
-{{- if and (eq .name $name) (hasKey . "value") -}}
-{{- include "dsv4.refuse" (printf "%s in extraEnv has a plain value, which is readable in the Deployment. Use valueFrom.secretKeyRef" $name) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- if hasKey $values.settings "shutdown-timeout" -}}
-{{- include "dsv4.refuse" "settings.shutdown-timeout would not count in the grace period. Set drain.shutdownSeconds" -}}
-{{- end -}}
-{{- range $name := list "nnodes" "node-rank" "master-addr" "master-port" "pipeline-parallel-size" -}}
-{{- if hasKey $values.settings $name -}}
-{{- include "dsv4.refuse" (printf "settings.%s belongs to several nodes, which the chart arranges. Set multiNode.nodes" $name) -}}
-{{- end -}}
-{{- end -}}
-{{- range $name := list "api-key" "hf-token" -}}
-{{- if hasKey $values.settings $name -}}
-{{- include "dsv4.refuse" (printf "settings.%s would put a secret on a command line. Use apiKey.existingSecret or huggingFaceToken.existingSecret" $name) -}}
-{{- end -}}
-{{- end -}}
-
 {{- if and (ne $values.autoscaling.mode "none") (gt (int $values.autoscaling.minReplicas) (int $values.autoscaling.maxReplicas)) -}}
 {{- include "dsv4.refuse" "autoscaling.minReplicas is greater than autoscaling.maxReplicas" -}}
 {{- end -}}
 {{- if and (eq $values.autoscaling.mode "keda") (not $values.autoscaling.keda.serverAddress) -}}
 {{- include "dsv4.refuse" "autoscaling.mode keda needs Prometheus. Set autoscaling.keda.serverAddress, for example http://prometheus.monitoring:9090" -}}
+{{- end -}}
+{{- range $values.monitoring.prometheusRule.disabled -}}
+{{- if not ($.Files.Get (printf "files/rules/%s.yaml" .)) -}}
+{{- $names := list -}}
+{{- range $path, $_ := $.Files.Glob "files/rules/*.yaml" -}}{{- $names = append $names (base $path | trimSuffix ".yaml") -}}{{- end -}}
+{{- include "dsv4.refuse" (printf "monitoring.prometheusRule.disabled names %s, and there is no such alert. Use one of %s" . (join ", " $names)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and $values.inferencePool.enabled (not $values.inferencePool.endpointPicker) -}}
 {{- include "dsv4.refuse" "inferencePool.enabled needs an endpoint picker. Set inferencePool.endpointPicker to its Service" -}}
@@ -144,11 +136,6 @@
 {{- include "dsv4.refuse" "httpRoute.enabled needs a Gateway. Set httpRoute.parentRefs, for example [{name: gateway, namespace: networking}]" -}}
 {{- end -}}
 
-{{- $taken := list "model" "cache" "shm" "scratch" -}}
-{{- range $values.extraVolumes -}}
-{{- if has .name $taken -}}
-{{- include "dsv4.refuse" (printf "extraVolumes has two volumes called %s, or one of a name that the chart uses (model, cache, shm, scratch). Choose another name" .name) -}}
-{{- end -}}
-{{- $taken = append $taken .name -}}
-{{- end -}}
+{{- include "dsv4.validateArguments" . -}}
+{{- include "dsv4.validatePod" . -}}
 {{- end -}}
