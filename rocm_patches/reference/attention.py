@@ -59,4 +59,7 @@ def sparse_attention(
         indices.append(index + base)
         valids.append(slots >= 0)
         base += len(table)
-    return attend(q, torch.cat(tables), torch.cat(indices, 1), torch.cat(valids, 1), sink, scale)
+    index, valid = torch.cat(indices, 1), torch.cat(valids, 1)
+    used = valid.any(0)  # lists are as long as the longest context could make them
+    used[:1] = True  # one column stays, for the sink
+    return attend(q, torch.cat(tables), index[:, used], valid[:, used], sink, scale)
