@@ -40,6 +40,9 @@ class Block:
 
     first: Entry
     known: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    words: frozenset[str] = frozenset()
+    """Those that `mentions` can be asked for; the ones that were met, wherever they stood, are kept."""
+    _met: set[str] = dataclasses.field(default_factory=set)
     _head: list[Entry] = dataclasses.field(default_factory=list)
     _tail: collections.deque[Entry] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
@@ -58,6 +61,7 @@ class Block:
         else:
             self._tail.append(entry)
         text = entry.text
+        self._met.update(word for word in self.words - self._met if word in text)
         if text.startswith(_TRACEBACK):
             self._in_traceback, self._frames = True, 0
         elif text.startswith(_CAUSED):
@@ -108,8 +112,8 @@ class Block:
         return not self.first.level and any(word in self.first.text for word in _NATIVE)
 
     def mentions(self, words: Sequence[str]) -> bool:
-        """Whether one of the words stands in a line that was kept."""
-        return any(word in entry.text for entry in self.lines() for word in words)
+        """Whether one of the words stood in a line."""
+        return not self._met.isdisjoint(words)
 
     def lines(self) -> list[Entry]:
         """The first and the last lines."""
@@ -117,9 +121,10 @@ class Block:
 
 
 class Blocks:
-    """Sorts entries into blocks, one at a time per process."""
+    """Sorts entries into blocks, one at a time per process. `words` are those that the blocks look out for."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: frozenset[str] = frozenset()) -> None:
+        self._words = words
         self.all: list[Block] = []
         self._current: dict[str, Block] = {}
         self._raw: Block | None = None
@@ -145,7 +150,7 @@ class Blocks:
         if block is None or not self._goes_on(block, entry):
             if not (entry.level or is_trouble) or self.full:
                 return None
-            block = self._current[entry.process] = Block(entry)
+            block = self._current[entry.process] = Block(entry, words=self._words)
             self.all.append(block)
         block.add(entry)
         if not entry.level:

@@ -7,6 +7,7 @@ noise, lines without end) is made harmless here.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import json
 import re
@@ -27,7 +28,8 @@ _NOISE = re.compile(rb"[^\n]*[%s]" % re.escape(_CONTROL))
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]+")
 _LEVELS = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-_PROCESS = r"\((?P<process>[A-Za-z][\w.-]*(?: [\w=.-]+)*? ?pid=\d+)\) ?"
+# Ray adds the node: "(RayWorkerWrapper pid=12, ip=10.0.0.3)".
+_PROCESS = r"\((?P<process>[A-Za-z][\w.-]*(?: [\w=.-]+)*? ?pid=\d+)(?:, ip=[^)\s]{1,60})?\) ?"
 # vLLM 0.32: "(EngineCore pid=12) ERROR 11-30 21:00:00 [core.py:1] text"; older releases leave the process out.
 _VLLM = re.compile(
     rf"(?:{_PROCESS})?{_LEVELS} \d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[(?P<place>[^\]]{{1,200}})\] ?"
@@ -37,10 +39,25 @@ _OTHER_LOGGER = re.compile(rf"{_LEVELS}:\s*")
 # torch's loggers: "W1130 21:59:27.488000 23248 torch/_library/triton.py:53] text"; in C++ "[rank0]:[W731 ...".
 _GLOG = re.compile(r"(?:\[rank\d+\]:)?\[?(?P<letter>[IWEF])\d{3,4} \d\d:\d\d:\d\d\.\d+")
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
-# What container runtimes and compose put before each line.
-_CONTAINER = re.compile(
-    r"(?:[\w.-]+\s+\| )?(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?)?"
+# torch writes an uncaught exception of a rank like this, on every line.
+_RANK = re.compile(r"\[(?P<process>rank\d+)\]: ?(?!\[)")
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+# What kubectl --prefix, compose, container runtimes and journald put before each line, in that order.
+_FRONT = re.compile(
+    rf"(?:\[pod/\S+\] |[\w.@-]+\s+\| )?(?:\[?{_TIME}\]? )?(?:std(?:out|err) [FP] )?"
+    r"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?[\w.-]+ [\w./@-]+\[\d+\]: )?"
 )
+_MOST_FRONTS = 8
+_LONGEST_FRONT = 200
+_DIGITS = re.compile(r"\d+")
+# Names under which JSON loggers and log collectors keep the same thing.
+_MESSAGES = ("message", "msg", "MESSAGE", "log")
+_JSON_LEVELS = ("levelname", "level", "severity")
+_TRACES = ("exc_info", "exc_text", "exception", "traceback")
+_LEVEL_NAMES = {"ERR": "ERROR", "WARN": "WARNING", "FATAL": "CRITICAL"} | {
+    name: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+}
+_MOST_JSON_LINES = 500
 _SECRETS = (
     re.compile(r"(?i)(bearer )[\w.~+/=-]{4,}"),
     re.compile(
@@ -94,7 +111,7 @@ class Reader:
     def _pieces(self) -> Iterator[bytes]:
         """The stream in pieces that end between two lines."""
         rest = b""
-        while block := self._stream.read(BLOCK_BYTES):
+        for block in _utf8(self._stream):
             end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
             if end:
                 yield self._plain(rest + block[:end])
@@ -141,50 +158,102 @@ class Reader:
         self._number += data.count(b"\n", position)
 
 
-def parse(number: int, line: bytes) -> Entry:
-    """Take a line apart. What it does not recognise stays in `text`."""
-    text = _UNPRINTABLE.sub(" ", line.decode("utf-8", errors="replace")).rstrip()
-    start = 0
-    if (pid := text.find("pid=")) > 0:
-        # Not always the first thing: container runtimes, journald and progress bars write before it.
-        start = max(0, text.rfind("(", 0, pid))
-    elif text.startswith("{") and (entry := _from_json(number, text)):
-        return entry
-    elif match := _CONTAINER.match(text):
-        start = match.end()
-    process = ""
-    if match := _VLLM.match(text, start):
-        return Entry(number, match["process"] or "", match["level"], match["place"], text[match.end() :])
-    if match := _BARE_PROCESS.match(text, start):
-        process, start = match["process"], match.end()
-    elif pid > 0:
-        start = 0
-    text = text[start:]
-    if match := _OTHER_LOGGER.match(text):
-        return Entry(number, process, match["level"], "", text[match.end() :])
-    if match := _GLOG.match(text):
-        return Entry(number, process, _GLOG_LEVELS[match["letter"]], "", text)
-    return Entry(number, process, "", "", text)
+def _utf8(stream: BinaryIO) -> Iterator[bytes]:
+    """The stream in blocks. What Windows' PowerShell wrote (`kubectl logs POD > FILE`) is UTF-16 and begins with a
+    mark that says so."""
+    block = stream.read(BLOCK_BYTES)
+    if not block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        while block:
+            yield block
+            block = stream.read(BLOCK_BYTES)
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+    while block:
+        yield decoder.decode(block).encode("utf-8", errors="replace")
+        block = stream.read(BLOCK_BYTES)
 
 
-def _from_json(number: int, text: str) -> Entry | None:
-    """vLLM's JSON log format, or Docker's wrapper around any line."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    if isinstance(wrapped := record.get("log"), str):
-        return parse(number, wrapped.encode("utf-8", errors="replace"))
-    message, level = record.get("message"), record.get("levelname")
-    if not isinstance(message, str) or not isinstance(level, str):
-        return None
-    process = f"{record.get('processName', '')} pid={record.get('process', '')}"
-    # The exception stands at the end of exc_info, and it says more than the message above it.
-    trace = str(record.get("exc_info") or "").strip().splitlines()
-    place = str(record.get("name") or "")
-    return Entry(number, process, level, place, f"{message} {trace[-1]}" if trace else message)
+class Parser:
+    """Takes lines apart; what it does not recognise stays in `text`.
+
+    It remembers what stands before vLLM's own records. Container runtimes, journald, kubectl, stern and others
+    write the same before the lines of a raw traceback, which only without it is known by its form.
+    """
+
+    def __init__(self) -> None:
+        self._fronts: dict[str, re.Pattern[str]] = {}
+
+    def entries(self, number: int, line: bytes) -> list[Entry]:
+        """What a line says: one entry, or several where JSON holds the lines of a traceback."""
+        text = _UNPRINTABLE.sub(" ", line.decode("utf-8", errors="replace")).rstrip()
+        return self._entries(number, text)
+
+    def _entries(self, number: int, text: str) -> list[Entry]:
+        bare = self._without_front(text)
+        if bare.startswith("{") and (entries := self._from_json(number, bare)):
+            return entries
+        if match := _VLLM.search(text):
+            self._remember(text[: match.start()])
+            rest = text[match.end() :]
+            return [Entry(number, match["process"] or "", match["level"], match["place"], rest)]
+        return [self._other(number, bare)]
+
+    def _remember(self, front: str) -> None:
+        """Keep what stood before a record, unless it is a progress bar or another process."""
+        if not 0 < len(front) <= _LONGEST_FRONT or "%" in front or "pid=" in front:
+            return
+        shape = _DIGITS.sub("0", front)
+        if shape not in self._fronts and len(self._fronts) < _MOST_FRONTS:
+            self._fronts[shape] = re.compile(_DIGITS.sub(r"\\d+", re.escape(front)))
+
+    def _without_front(self, text: str) -> str:
+        for front in self._fronts.values():
+            if match := front.match(text):
+                return text[match.end() :]
+        match = _FRONT.match(text)
+        return text[match.end() :] if match else text
+
+    @staticmethod
+    def _other(number: int, text: str) -> Entry:
+        """A line that is no record of vLLM's: raw output of a process, or another logger's."""
+        process = ""
+        # Not always the first thing: progress bars are written without a newline.
+        start = max(0, text.rfind("(", 0, pid)) if (pid := text.find("pid=")) > 0 else 0
+        if match := _BARE_PROCESS.match(text, start) or _RANK.match(text):
+            process, text = match["process"], text[match.end() :]
+        if match := _OTHER_LOGGER.match(text):
+            return Entry(number, process, match["level"], "", text[match.end() :])
+        if match := _GLOG.match(text):
+            return Entry(number, process, _GLOG_LEVELS[match["letter"]], "", text)
+        return Entry(number, process, "", "", text)
+
+    def _from_json(self, number: int, text: str) -> list[Entry]:
+        """A record of a JSON logger, such as vLLM's own format, or a log collector's wrapper around any line.
+        Empty where it is neither."""
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            return []
+        if not isinstance(record, dict):
+            return []
+        message, level = _first(record, _MESSAGES), _first(record, _JSON_LEVELS)
+        if message is None:
+            return []
+        trace = _first(record, _TRACES) or ""
+        lines = _UNPRINTABLE.sub(" ", f"{message.rstrip()}\n{trace}").rstrip().split("\n")
+        lines = [line.rstrip() for line in lines[:_MOST_JSON_LINES]]
+        inner = [entry for line in lines for entry in self._entries(number, line)]
+        known = _LEVEL_NAMES.get(level.upper(), "") if level else ""
+        if not known or inner[0].level or inner[0].process:
+            return inner
+        pid = record.get("process")
+        process = f"{record.get('processName') or ''} pid={pid}" if isinstance(pid, int) else ""
+        place = str(record.get("name") or record.get("logger") or "")
+        return [Entry(number, process, known, place, line) for line in lines]
+
+
+def _first(record: dict[str, object], names: tuple[str, ...]) -> str | None:
+    return next((value for name in names if isinstance(value := record.get(name), str)), None)
 
 
 def shown(text: str) -> str:

@@ -28,6 +28,8 @@ Words = tuple[tuple[str, ...], ...]
 # The characters of vLLM's logs, the rarest first, counted over starts and requests of 0.32.0 on the CPU.
 _RARITY = "!#$&@QYZ\\~+?JX|>;<j*{}%BHK\"^VzU`GqLDxCWw6METR7Sb9Afk)(8O[F]P-'N5y,I=/v4gmh.30_2ucld:1psanoitre "
 
+_ESCAPED = re.compile(r'["\\]')
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -64,6 +66,11 @@ class Book:
     def rule(self, number: str) -> Rule:
         """The first rule with that number."""
         return next(rule for rule in self.rules if rule.about.id == number)
+
+    @functools.cached_property
+    def nearby(self) -> frozenset[str]:
+        """The words that rules want to stand in the same traceback."""
+        return frozenset(word for rule in self.rules for word in rule.nearby)
 
     @functools.cache  # noqa: B019 (there is one book, for ever)
     def wanted(self, unknown: bool = True, without: frozenset[str] = frozenset()) -> re.Pattern[bytes]:
@@ -166,8 +173,10 @@ def pattern(many: Iterable[Words]) -> re.Pattern[bytes]:
 
 def rare_tail(words: Sequence[str]) -> str:
     """What to search for when looking for these words: the end of one of them, from its rarest character
-    on, four characters at least (or it would be found in too many lines)."""
-    tails = [word[start:] for word in words for start in range(max(1, len(word) - 3))]
+    on, four characters at least (or it would be found in too many lines). A word ends at a quotation mark or
+    backslash, because a log in JSON writes those in another way."""
+    parts = [part for word in words for part in _ESCAPED.split(word) if part]
+    tails = [part[start:] for part in parts for start in range(max(1, len(part) - 3))]
     return min(tails, key=lambda tail: (len(tail) < 4, _RARITY.index(tail[0])))
 
 

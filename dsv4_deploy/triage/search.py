@@ -17,12 +17,13 @@ from typing import BinaryIO, Literal
 from dsv4_deploy.serve.progress import TITLES, Progress, Stage
 from dsv4_deploy.triage.blocks import Block, Blocks
 from dsv4_deploy.triage.diagnosis import Cause, Diagnosis, Line
-from dsv4_deploy.triage.lines import Entry, Reader, parse, shown
+from dsv4_deploy.triage.lines import Entry, Parser, Reader, shown
 from dsv4_deploy.triage.rules import Book, Kind, Rule, fits, holds, repeated_word
 
 # Signs of vLLM's own process names, places and words; "vllm" alone also stands in a proxy's log.
 _VLLM = re.compile(
-    rb"\((?:APIServer|EngineCore|Worker|VllmWorker)[\w ]* pid=\d+\)|\[(?:api_server|api_utils|core)\.py:\d+\]"
+    rb"\((?:APIServer|EngineCore|Worker|VllmWorker|RayWorker)[\w ]* pid=\d+[,)]"
+    rb"|\[(?:api_server|api_utils|core)\.py:\d+\]|\"vllm\.[a-z]"
     rb"|VLLM::|vllm/v1/|vLLM API server|vllm(?: serve)?: error:|rocm_patches "
 )
 _SGLANG = re.compile(rb"sglang[./]srt|SGLang")
@@ -49,8 +50,8 @@ class _Match:
 class _Run:
     """What one start of vLLM has said so far."""
 
-    def __init__(self) -> None:
-        self.blocks = Blocks()
+    def __init__(self, nearby: frozenset[str]) -> None:
+        self.blocks = Blocks(nearby)
         self.matches: dict[str, _Match] = {}
         # The last line of `after` of each rule that holds right now.
         self.open: dict[str, Entry] = {}
@@ -78,6 +79,7 @@ class Search:
     def __init__(self, book: Book, facts: Sequence[str] = ()) -> None:
         self._book = book
         self._facts = facts
+        self._parser = Parser()
         self._runs = [self._new_run()]
         self._is_vllm = False
         self._is_sglang = False
@@ -88,7 +90,7 @@ class Search:
         self._repeats: dict[str, bytes] = {}
 
     def _new_run(self) -> _Run:
-        run = _Run()
+        run = _Run(self._book.nearby)
         for fact in self._facts:
             for rule in self._book.rules:
                 if holds(rule.after, fact):
@@ -100,7 +102,10 @@ class Search:
         reader = Reader(stream, self._book.wanted(), self._look)
         state = (False, 0)
         for number, line in reader:
-            self._take(number, line, self._book.candidates(line))
+            self._begin(line)
+            rules = self._book.candidates(line)
+            for entry in self._parser.entries(number, line):
+                self._take(entry, rules)
             blocks = self._runs[-1].blocks
             reader.every = blocks.waiting
             if (kept := (blocks.full, len(self._repeats))) != state:
@@ -119,8 +124,8 @@ class Search:
         for number, word in self._repeats.items():
             self.hints[number].count += piece.count(word)
 
-    def _take(self, number: int, line: bytes, rules: Sequence[Rule]) -> None:
-        entry = parse(number, line)
+    def _begin(self, line: bytes) -> None:
+        """Start a new run where this line is the first of one."""
         raw = line.decode("utf-8", errors="replace")
         if holds(self._book.start, raw) and (
             self._runs[-1].failed or self._runs[-1].reached >= Stage.LOADING
@@ -128,6 +133,8 @@ class Search:
             self._runs.append(self._new_run())
             # The first failed one and the last two are enough to judge by.
             self._runs = self._runs[:1] + self._runs[-2:] if len(self._runs) > 3 else self._runs
+
+    def _take(self, entry: Entry, rules: Sequence[Rule]) -> None:
         run = self._runs[-1]
         quiet = entry.level in _QUIET_LEVELS
         if quiet or not entry.level:
@@ -212,7 +219,9 @@ class Search:
         lines = re.split(rb"\n", self._tail.removesuffix(b"\n"))
         first = self._lines - len(lines) + 1
         entries = [
-            parse(first + at, line.rstrip(b"\r").rpartition(b"\r")[2]) for at, line in enumerate(lines)
+            entry
+            for at, line in enumerate(lines)
+            for entry in self._parser.entries(first + at, line.rstrip(b"\r").rpartition(b"\r")[2])
         ]
         return tuple(_line(entry) for entry in entries if entry.text.strip())[-LAST_LINES:]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4_deploy.triage import lines
-from dsv4_deploy.triage.lines import Entry, Reader, parse, shown
+from dsv4_deploy.triage.lines import Entry, Parser, Reader, shown
 
 WANTED = re.compile(b"ab|X")
 
@@ -75,6 +75,9 @@ def test_colours_go_before_the_search() -> None:
         ("2026-11-30T21:00:00Z ERROR 02-24 02:39:34 [x.py:1] text", ("", "ERROR", "x.py:1", "text")),
         ("vllm-1  | Memory access fault by GPU node-1", ("", "", "", "Memory access fault by GPU node-1")),
         ("Aug 11 11:46:12 host start.sh[20]: (Worker_TP6 pid=20) ERROR 08-11 11:46:12 [x.py:7] text", ("Worker_TP6 pid=20", "ERROR", "x.py:7", "text")),
+        ("(RayWorkerWrapper pid=7, ip=10.0.0.3) ERROR 02-24 02:39:34 [x.py:1] text", ("RayWorkerWrapper pid=7", "ERROR", "x.py:1", "text")),
+        ("(RayWorkerWrapper pid=7, ip=10.0.0.3) raw", ("RayWorkerWrapper pid=7", "", "", "raw")),
+        ("[rank7]: Traceback (most recent call last):", ("rank7", "", "", "Traceback (most recent call last):")),
         ("ERROR:    Exception in ASGI application", ("", "ERROR", "", "Exception in ASGI application")),
         ("W1130 21:59:27.488000 23248 torch/_library/triton.py:53] no", ("", "WARNING", "", "W1130 21:59:27.488000 23248 torch/_library/triton.py:53] no")),
         ("[rank0]:[E731 09:09:48.669694584 X.cpp:1] no", ("", "ERROR", "", "[rank0]:[E731 09:09:48.669694584 X.cpp:1] no")),
@@ -85,7 +88,7 @@ def test_colours_go_before_the_search() -> None:
     ],
 )  # fmt: skip
 def test_lines_are_taken_apart(line: str, entry: tuple[str, str, str, str]) -> None:
-    assert parse(5, line.encode()) == Entry(5, *entry)
+    assert Parser().entries(5, line.encode()) == [Entry(5, *entry)]
 
 
 def test_json_logs() -> None:
@@ -98,16 +101,75 @@ def test_json_logs() -> None:
         "message": "failed",
         "exc_info": "Traceback (most recent call last):\n  File x\nValueError: bad",
     }
-    entry = parse(1, json.dumps(record).encode())
-    assert entry == Entry(1, "EngineCore pid=12", "ERROR", "vllm.core", "failed ValueError: bad")
-    docker = {"log": "(Worker pid=3) ERROR 02-24 02:39:34 [x.py:1] text\n", "stream": "stderr"}
-    assert parse(1, json.dumps(docker).encode()).process == "Worker pid=3"
+    place = ("EngineCore pid=12", "ERROR", "vllm.core")
+    assert Parser().entries(1, json.dumps(record).encode()) == [
+        Entry(1, *place, text)
+        for text in ("failed", "Traceback (most recent call last):", "  File x", "ValueError: bad")
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        {"log": "(Worker pid=3) ERROR 02-24 02:39:34 [x.py:1] text\n", "stream": "stderr"},
+        {"message": "(Worker pid=3) ERROR 02-24 02:39:34 [x.py:1] text", "kubernetes": {"pod_name": "p"}},
+        {"MESSAGE": "(Worker pid=3) ERROR 02-24 02:39:34 [x.py:1] text", "PRIORITY": "6", "_PID": "1"},
+        {"level": "info", "msg": "(Worker pid=3) ERROR 02-24 02:39:34 [x.py:1] text"},
+        {"processName": "Worker", "process": 3, "level": "error", "logger": "x.py:1", "msg": "text"},
+    ],
+)
+def test_what_log_collectors_wrap_around_a_line(wrapper: dict[str, object]) -> None:
+    line = json.dumps(wrapper).encode()
+    assert Parser().entries(1, line) == [Entry(1, "Worker pid=3", "ERROR", "x.py:1", "text")]
+    behind_journald = b"Aug 11 11:46:12 host vllm[20]: " + line
+    assert Parser().entries(1, behind_journald) == Parser().entries(1, line)
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "[pod/flash-0/vllm] ",
+        "[pod/flash-0/vllm] 2026-11-30T21:00:00.123456789Z ",
+        "flash-0 vllm ",
+        "flash  vllm  17  ",
+        "vllm-1  | ",
+        "flash_vllm.1.abc@node7    | ",
+        "2026-11-30T21:00:00.123456789Z stderr F ",
+        "Aug 11 11:46:12 gpu-node-7 vllm[20]: ",
+        "2026-11-30T21:00:00+0000 node podman[20]: ",
+        "2026-11-30 21:00:00 ",
+        "[2026-11-30 21:00:00.123] ",
+    ],
+)
+def test_what_stands_before_records_is_taken_from_raw_lines_too(front: str) -> None:
+    parser = Parser()
+    record = f"{front}ERROR 02-24 02:39:34 [x.py:1] text".encode()
+    assert parser.entries(1, record) == [Entry(1, "", "ERROR", "x.py:1", "text")]
+    later = front.replace("1", "2").replace("30", "29") if "flash_" not in front else front
+    for raw in ("Traceback (most recent call last):", '  File "/a.py", line 1, in f', "ValueError: x"):
+        assert parser.entries(2, (later + raw).encode()) == [Entry(2, "", "", "", raw)]
+
+
+def test_neither_a_progress_bar_nor_another_process_is_such_a_front() -> None:
+    parser = Parser()
+    for front in ("Capturing:  88%|█| 45/51 ", "(EngineCore pid=1) "):
+        parser.entries(1, f"{front}(Worker pid=3) ERROR 02-24 02:39:34 [x.py:1] text".encode())
+    assert parser.entries(2, b"(EngineCore pid=1) raw") == [Entry(2, "EngineCore pid=1", "", "", "raw")]
+    assert parser.entries(3, "Capturing:  89%|█| 46/51 raw".encode())[0].text.startswith("Capturing")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_files_that_windows_wrote(encoding: str) -> None:
+    text = "".join(f"{number} … wanted\r\n" for number in range(60_000))
+    found = list(Reader(io.BytesIO(text.encode(encoding)), re.compile(b"wanted")))
+    assert [number for number, _ in found] == list(range(1, 60_001))
+    assert found[-1][1] == "59999 … wanted".encode()
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_become_harmless_text(data: bytes) -> None:
-    entry = parse(1, data)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", entry.text + entry.process)
+    for entry in Parser().entries(1, data):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", entry.text + entry.process)
 
 
 @pytest.mark.parametrize(
