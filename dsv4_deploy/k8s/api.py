@@ -8,6 +8,7 @@ a field of a newer cluster is no error. https://github.com/kubernetes-client/pyt
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,10 @@ from dsv4_deploy.errors import DeployError, refused
 Object = dict[str, Any]
 # A cluster that takes longer for one answer is down for our purposes.
 TIMEOUT_S = 30.0
+
+
+class UnreachableError(DeployError):
+    """The cluster gave no answer, or said that it cannot give one now. Asking again later may help."""
 
 
 class Api:
@@ -44,6 +49,8 @@ class Api:
     def lines(self, path: str, **query: str) -> Iterator[str]:
         """The lines of a log as they come, until the other side ends it. Raises DeployError."""
         response = self._call("GET", path, query, None, None)
+        if not 200 <= response.status < 300:
+            raise _refusal("GET", path, response.status, response.read())
         rest = b""
         for chunk in response.response.stream(4096, decode_content=True):
             *whole, rest = (rest + chunk).split(b"\n")
@@ -100,7 +107,7 @@ class Api:
             return self.client.call_api(*request, _request_timeout=timeout)
         except (ApiException, HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
-            raise DeployError(
+            raise UnreachableError(
                 f"the cluster {self.client.configuration.host} does not answer",
                 why=" ".join(str(reason).split())[:300],
                 fix="Check the network, a VPN, and which context is in use: kubectl config current-context",
@@ -117,8 +124,10 @@ def connect(context: str | None = None) -> Api:
             why=f"It is an extra, because most hosts need none ({error}).",
             fix="pip install 'dsv4-deploy[kubernetes]'",
         ) from error
+    # The client reads KUBECONFIG once, when it is imported.
+    places = os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
-        contexts, current = config.list_kube_config_contexts()
+        contexts, current = config.list_kube_config_contexts(places)
     except (config.ConfigException, TypeError, OSError, ValueError) as error:
         return _in_cluster(error)
     names = [entry["name"] for entry in contexts]
@@ -130,7 +139,7 @@ def connect(context: str | None = None) -> Api:
         )
     chosen = next((entry for entry in contexts if entry["name"] == context), current)
     try:
-        client = config.new_client_from_config(context=chosen["name"])
+        client = config.new_client_from_config(places, context=chosen["name"])
     except (config.ConfigException, OSError, ValueError) as error:
         raise DeployError(
             f"the context {chosen['name']} cannot be used",
@@ -171,6 +180,12 @@ def _refusal(method: str, path: str, status: int, content: bytes) -> DeployError
             "you are not allowed to do this in the cluster",
             why=message,
             fix="Ask for that right. `dsv4-deploy preflight --target kubernetes` lists all that are missing.",
+        )
+    if status == 429 or status >= 500:
+        return UnreachableError(
+            f"the cluster cannot answer {method} {path} now: HTTP status {status}",
+            why=message,
+            fix="Try again; if it lasts, its control plane is in trouble.",
         )
     return DeployError(
         f"the cluster refused {method} {path} with HTTP status {status}",

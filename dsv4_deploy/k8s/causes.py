@@ -171,9 +171,17 @@ def _containers(pod: Object, events: Sequence[Object]) -> Cause | None:
         ended = (
             status.get("lastState", {}).get("terminated") or status.get("state", {}).get("terminated") or {}
         )
-        if ended and ended.get("exitCode", 0) != 0:
+        # Killed by a probe, the supervisor gets SIGTERM and ends in good order, with 0.
+        if ended and (ended.get("exitCode", 0) != 0 or _probe_kill(status["name"], events)):
             return _ended(pod, status, ended, events)
     return None
+
+
+def _probe_kill(container: str, events: Sequence[Object]) -> Object | None:
+    """The kubelet's event of a kill because of a probe: "Container server failed startup probe, will be restarted"."""
+    words = re.compile(rf"Container {re.escape(container)} failed \w+ probe")
+    kills = (event for event in reversed(events) if event.get("reason") == "Killing")
+    return next((event for event in kills if words.search(str(event.get("message")))), None)
 
 
 def _image(pod: Object, status: Object, reason: str, message: str, events: Sequence[Object]) -> Cause:
@@ -220,14 +228,7 @@ def _ended(pod: Object, status: Object, ended: Object, events: Sequence[Object])
             "Raise resources.memoryPerGpuGiB, or model.sizeGiB if it is not that of the model.",
             detail=message,
         )
-    probe = next(
-        (
-            event
-            for event in reversed(events)
-            if event.get("reason") == "Killing" and "probe" in str(event.get("message"))
-        ),
-        None,
-    )
+    probe = _probe_kill(container, events)
     if probe is not None and not message:
         text = str(probe["message"])
         which = re.search(r"(startup|liveness|readiness) probe", text)

@@ -6,7 +6,6 @@ tokens are named by the Secrets that hold them.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
 import os
@@ -20,7 +19,7 @@ import yaml
 from dsv4_deploy.errors import DeployError, refused
 from dsv4_deploy.k8s import release as helm
 from dsv4_deploy.k8s import rollout
-from dsv4_deploy.k8s.api import Api
+from dsv4_deploy.k8s.api import Api, UnreachableError
 from dsv4_deploy.k8s.release import Release
 from dsv4_deploy.k8s.view import Pod, View, look
 
@@ -110,25 +109,36 @@ def logs(api: Api, release: Release, lines: int, follow: bool, previous: bool) -
 
 
 def _followed(api: Api, release: Release, names: Sequence[str], query: dict[str, str]) -> Iterator[str]:
-    """Lines of all pods as they come, until every one has ended."""
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    """Lines of all pods as they come, until every one has ended. Raises the first pod's DeployError after the rest."""
+    from urllib3.exceptions import HTTPError
+
+    lines: queue.SimpleQueue[str | DeployError | None] = queue.SimpleQueue()
 
     def read(name: str) -> None:
         try:
             for line in api.lines(_log_path(release, name), **query):
                 lines.put(line if len(names) == 1 else f"{name}  {line}")
+        except DeployError as error:
+            lines.put(error)
+        except (OSError, HTTPError) as error:
+            lines.put(UnreachableError(f"the log of {name} broke off", why=str(error), fix="Ask again."))
         finally:
             lines.put(None)
 
     for name in names:
         threading.Thread(target=read, args=(name,), daemon=True).start()
     open_streams = len(names)
+    failed: DeployError | None = None
     while open_streams:
         line = lines.get()
         if line is None:
             open_streams -= 1
+        elif isinstance(line, DeployError):
+            failed = failed or line
         else:
             yield line
+    if failed is not None:
+        raise failed
 
 
 def _log_path(release: Release, pod: str) -> str:
@@ -165,14 +175,21 @@ def _budget(values: str, files: Sequence[pathlib.Path]) -> float:
 
 
 def _check_secrets(api: Api, release: Release, contents: Sequence[dict[str, object]]) -> None:
-    """Refuse before anything is installed when a Secret that the values name is not there."""
-    named: collections.ChainMap[str, str] = collections.ChainMap()
-    for content in contents:
-        for section, key in (("apiKey", "API key"), ("huggingFaceToken", "hub's token")):
+    """Refuse before anything is installed when a Secret that the values name is not there, or lacks its key."""
+    for section, what, key in (
+        ("apiKey", "API key", "api-key"),
+        ("huggingFaceToken", "hub's token", "token"),
+    ):
+        asked = {"existingSecret": "", "key": key}
+        for content in contents:  # later files win
             part = content.get(section)
-            if isinstance(part, dict) and part.get("existingSecret"):
-                named[key] = str(part["existingSecret"])
-    for what, name in named.items():
+            asked.update(part if isinstance(part, dict) else {})
+        name = asked["existingSecret"]
+        if not name:
+            continue
+        command = (
+            f"kubectl create secret generic {name} -n {release.namespace} --from-file={asked['key']}=FILE"
+        )
         try:
             found = api.get(f"/api/v1/namespaces/{release.namespace}/secrets/{name}")
         except DeployError:
@@ -181,5 +198,12 @@ def _check_secrets(api: Api, release: Release, contents: Sequence[dict[str, obje
             raise refused(
                 f"there is no Secret {name} in {release.namespace} for the {what}",
                 why="Pods that name it would never start.",
-                fix=f"kubectl create secret generic {name} -n {release.namespace} --from-file=KEY=FILE",
+                fix=command,
+            )
+        keys = sorted(found.get("data") or {})
+        if asked["key"] not in keys:
+            raise refused(
+                f"the Secret {name} in {release.namespace} has no key {asked['key']} for the {what}",
+                why=f"It has: {', '.join(keys) or 'none'}. Pods that name it would never start.",
+                fix=f"Set {section}.key to one of them, or make the Secret anew: {command}",
             )

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 
 from dsv4_deploy.errors import DeployError
-from dsv4_deploy.k8s.api import Api
+from dsv4_deploy.k8s.api import Api, UnreachableError
 from dsv4_deploy.k8s.causes import Cause
 from dsv4_deploy.k8s.release import Release
-from dsv4_deploy.k8s.view import Pod, View, look
+from dsv4_deploy.k8s.view import LOADING, Pod, View, look
 
 POLL_S = 2.0
+# A control plane that is upgraded is away for minutes, and the pods run on.
+UNREACHABLE_PATIENCE_S = 300.0
 
 Say = Callable[[str], None]
 
@@ -31,8 +33,19 @@ def wait(
     since: dict[tuple[str, str, str], float] = {}
     said: dict[str, str] = {}
     known_restarts: dict[str, int] = {}
+    away_since: float | None = None
     while True:
-        view = look(api, release)
+        try:
+            view = look(api, release)
+        except UnreachableError as error:
+            if away_since is None:
+                away_since = time.monotonic()
+                say(f"{error.what}; asking again")
+            if time.monotonic() - away_since >= UNREACHABLE_PATIENCE_S * patience:
+                raise
+            time.sleep(poll_s)
+            continue
+        away_since = None
         _tell(view, said, say)
         if view.complete:
             return view
@@ -62,9 +75,13 @@ def failure(cause: Cause, release: Release) -> DeployError:
 
 
 def _counts(cause: Cause, view: View, known_restarts: dict[str, int]) -> bool:
-    """Pods of the template before the newest one are on their way out; their troubles are old news."""
+    """Old news does not count: a pod of the template before the newest one is on its way out, and one that had been
+    restarted before `up` looked and loads again may well get ready."""
     pod = next((one for one in view.pods if one.name == cause.pod), None)
-    return pod is None or pod.current
+    if pod is None:
+        return True
+    loads_again = pod.state == LOADING and pod.restarts == known_restarts.get(pod.name)
+    return pod.current and not loads_again
 
 
 def _tell(view: View, said: dict[str, str], say: Say) -> None:

@@ -16,6 +16,7 @@ from dsv4_deploy.k8s.causes import Cause
 from dsv4_deploy.k8s.release import Release
 
 SERVER = "app.kubernetes.io/component=server"
+LOADING = "loading"
 DOWNLOAD = "app.kubernetes.io/component=download"
 
 
@@ -64,13 +65,12 @@ class View:
 def look(api: Api, release: Release) -> View:
     """Raises DeployError when the API does not answer or does not allow it."""
     space = f"/namespaces/{release.namespace}"
-    everything = {"labelSelector": release.selector}
     servers = {"labelSelector": f"{release.selector},{SERVER}"}
-    deployments = api.items(f"/apis/apps/v1{space}/deployments", **everything)
+    deployments = api.items(f"/apis/apps/v1{space}/deployments", **servers)
     groups = (
         []
         if deployments
-        else api.items(f"/apis/leaderworkerset.x-k8s.io/v1{space}/leaderworkersets", **everything)
+        else api.items(f"/apis/leaderworkerset.x-k8s.io/v1{space}/leaderworkersets", **servers)
     )
     pods = api.items(f"/api/v1{space}/pods", **servers)
     events = _events(api, release)
@@ -79,23 +79,41 @@ def look(api: Api, release: Release) -> View:
         api.items(f"/api/v1{space}/pods", labelSelector=f"{release.selector},{DOWNLOAD}") if jobs else []
     )
     workload = next(iter([*deployments, *groups]), None)
-    newest = _newest_template(api, space, everything, deployments)
+    newest = _newest_template(api, space, servers, deployments)
     views = tuple(_pod(pod, events, newest) for pod in sorted(pods, key=lambda pod: pod["metadata"]["name"]))
     if workload is None:
         return View("", 0, 0, views, _download(jobs), None)
     name = workload["metadata"]["name"]
-    cause = next((found for job in jobs if (found := causes.of_job(job, job_pods))), None)
+    cause = next(
+        (found for job in jobs if (found := causes.of_job(job, job_pods))), None
+    ) or _waiting_download(job_pods, events)
     if cause is None and not pods:
         own = [event for event in events if str(event["involvedObject"].get("name", "")).startswith(name)]
         cause = causes.of_workload(own)
     spec, status = workload.get("spec", {}), workload.get("status", {})
-    seen = status.get("observedGeneration", 0) >= workload["metadata"].get("generation", 0)
+    # LeaderWorkerSets of older releases do not say which generation they have seen.
+    generation = workload["metadata"].get("generation", 0)
+    seen = status.get("observedGeneration", generation if groups else 0) >= generation
     ready = min(status.get("updatedReplicas", 0), status.get("readyReplicas", 0)) if seen else 0
     if int(status.get("replicas", 0)) > int(spec.get("replicas", 1)):
         ready = 0  # pods of the old template are still there
     return View(
         f"{workload['kind']}/{name}", int(spec.get("replicas", 1)), int(ready), views, _download(jobs), cause
     )
+
+
+def _waiting_download(pods: Sequence[Object], events: Sequence[Object]) -> Cause | None:
+    """Why a pod of the download does not start. One that has failed is the Job's to try again."""
+    for pod in pods:
+        if pod.get("status", {}).get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]:
+            cause = causes.of_pod(pod, _of(pod, events))
+            if cause is not None:
+                return cause
+    return None
+
+
+def _of(pod: Object, events: Sequence[Object]) -> list[Object]:
+    return [event for event in events if event["involvedObject"].get("name") == pod["metadata"]["name"]]
 
 
 def _events(api: Api, release: Release) -> list[Object]:
@@ -135,7 +153,6 @@ def _newest_template(
 
 def _pod(pod: Object, events: Sequence[Object], newest: str | None) -> Pod:
     metadata, status = pod["metadata"], pod.get("status", {})
-    own = [event for event in events if event["involvedObject"].get("name") == metadata["name"]]
     statuses = status.get("containerStatuses", [])
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", []))
     leaving = "deletionTimestamp" in metadata
@@ -149,7 +166,7 @@ def _pod(pod: Object, events: Sequence[Object], newest: str | None) -> Pod:
         age_s=_age(metadata.get("creationTimestamp")),
         leaving=leaving,
         current=newest is None or hash_of == newest,
-        cause=None if leaving or ready else causes.of_pod(pod, own),
+        cause=None if leaving or ready else causes.of_pod(pod, _of(pod, events)),
     )
 
 
@@ -166,7 +183,7 @@ def _state(pod: Object, leaving: bool, ready: bool) -> str:
         if "running" in state and one["name"] == "wait-for-weights":
             return "waiting for the weights"
         if "running" in state and one["name"] == "server":
-            return "loading" if not one.get("started") else "not ready"
+            return LOADING if not one.get("started") else "not ready"
     if status.get("phase") == "Pending" and not pod.get("spec", {}).get("nodeName"):
         return "waiting for a node"
     return str(status.get("reason") or status.get("phase") or "unknown").lower()

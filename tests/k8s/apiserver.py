@@ -54,6 +54,7 @@ KINDS = (
     Kind("apps", "v1", "deployments", "Deployment"),
     Kind("apps", "v1", "replicasets", "ReplicaSet"),
     Kind("batch", "v1", "jobs", "Job"),
+    Kind("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet"),
     Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
     Kind("networking.k8s.io", "v1", "ingresses", "Ingress"),
     Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
@@ -78,7 +79,8 @@ class ApiServer:
     """Runs in a thread of its own. `store` maps (plural, namespace, name) to objects; take `lock` to look into it.
 
     `forbidden` holds (verb, plural) pairs that the user may not do. `on_change` is called after each write with the
-    verb and the object. `logs` maps pod names to text, `requests` is the audit log: (method, path).
+    verb and the object. `logs` maps pod names to text, `no_logs` to why there is none; `away` counts requests
+    that get 503, `requests` is the audit log: (method, path).
     """
 
     def __init__(self) -> None:
@@ -87,6 +89,8 @@ class ApiServer:
         self.forbidden: set[tuple[str, str]] = set()
         self.on_change: list[Callable[[str, Object], None]] = []
         self.logs: dict[str, str] = {}
+        self.no_logs: dict[str, str] = {}
+        self.away = 0
         self.requests: list[tuple[str, str]] = []
         self.forward_to: dict[int, int] = {}
         self._version = 100
@@ -160,6 +164,9 @@ class ApiServer:
         # Go's client sends no token over plain HTTP, Python's does.
         if request.headers.get("Authorization", f"Bearer {TOKEN}") != f"Bearer {TOKEN}":
             raise Status(401, "Unauthorized", "Unauthorized")
+        if self.away > 0:
+            self.away -= 1
+            raise Status(503, "ServiceUnavailable", "the server is currently unable to handle the request")
         parts = [part for part in request.path.split("/") if part]
         if parts and parts[-1] == "portforward":
             return await self._port_forward(request)
@@ -258,6 +265,8 @@ class ApiServer:
     def _save(self, kind: Kind, namespace: str, item: Object) -> Object:
         item = copy.deepcopy(item)
         metadata = item["metadata"]
+        if text := item.pop("stringData", None):
+            item["data"] = {**item.get("data", {}), **_encoded(text)}
         if kind.namespaced:
             metadata["namespace"] = namespace
         old = self.store.get((kind.plural, namespace, metadata["name"]))
@@ -294,6 +303,8 @@ class ApiServer:
     def _log(self, namespace: str, name: str, request: web.Request) -> str:
         if ("pods", namespace, name) not in self.store:
             raise Status(404, "NotFound", f'pods "{name}" not found')
+        if name in self.no_logs:
+            raise Status(400, "BadRequest", self.no_logs[name])
         suffix = "/previous" if request.query.get("previous") in ("true", "True") else ""
         lines = self.logs.get(name + suffix, "").splitlines(keepends=True)
         tail = request.query.get("tailLines")
@@ -329,13 +340,16 @@ def now() -> str:
 
 
 def secret(name: str, namespace: str = "ai", **data: str) -> Object:
-    encoded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
     return {
         "kind": "Secret",
         "apiVersion": "v1",
         "metadata": {"name": name, "namespace": namespace},
-        "data": encoded,
+        "data": _encoded(data),
     }
+
+
+def _encoded(data: dict[str, str]) -> dict[str, str]:
+    return {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
 
 
 def _version(parts: list[str]) -> tuple[str, list[str]]:

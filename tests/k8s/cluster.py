@@ -31,11 +31,11 @@ class Cluster:
         if verb == "delete":
             for kind in ("replicasets", "pods"):
                 for one in self.server.all(kind):
-                    self.server.remove(kind, one["metadata"]["name"])
+                    self.server.remove(kind, one["metadata"]["name"], one["metadata"]["namespace"])
             return
         template = item["spec"]["template"]
         digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:8]
-        name = item["metadata"]["name"]
+        name, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
         replicas = int(item["spec"].get("replicas", 1))
         existing = [
             one
@@ -49,7 +49,7 @@ class Cluster:
             return
         for pod in self.server.all("pods"):
             if pod["metadata"]["labels"].get("pod-template-hash") != digest:
-                self.server.remove("pods", pod["metadata"]["name"])
+                self.server.remove("pods", pod["metadata"]["name"], namespace)
         labels = {**template["metadata"]["labels"], "pod-template-hash": digest}
         self._count += 1
         self.server.put(
@@ -58,7 +58,7 @@ class Cluster:
                 "kind": "ReplicaSet",
                 "metadata": {
                     "name": f"{name}-{digest}",
-                    "namespace": "ai",
+                    "namespace": namespace,
                     "labels": labels,
                     "annotations": {"deployment.kubernetes.io/revision": str(self._count)},
                 },
@@ -66,7 +66,7 @@ class Cluster:
         )
         ready = 0
         for index in range(replicas):
-            ready += self._pod(f"{name}-{digest}-{index}", labels, template)
+            ready += self._pod(f"{name}-{digest}-{index}", namespace, labels, template)
         status = {
             "observedGeneration": item["metadata"]["generation"],
             "replicas": replicas,
@@ -75,11 +75,16 @@ class Cluster:
         }
         self.server.put({**item, "status": status})
 
-    def _pod(self, name: str, labels: dict[str, str], template: Object) -> int:
+    def _pod(self, name: str, namespace: str, labels: dict[str, str], template: Object) -> int:
         pod: Object = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": "ai", "labels": labels, "creationTimestamp": now()},
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "labels": labels,
+                "creationTimestamp": now(),
+            },
             "spec": copy.deepcopy(template["spec"]),
         }
         status, events = self.behaviour(pod)
@@ -91,8 +96,8 @@ class Cluster:
                 {
                     "apiVersion": "v1",
                     "kind": "Event",
-                    "metadata": {"name": f"{name}.{number}", "namespace": "ai"},
-                    "involvedObject": {"kind": "Pod", "name": name, "namespace": "ai"},
+                    "metadata": {"name": f"{name}.{number}", "namespace": namespace},
+                    "involvedObject": {"kind": "Pod", "name": name, "namespace": namespace},
                     "lastTimestamp": f"2026-01-01T00:00:{number:02d}Z",
                     **event,
                 }
@@ -162,5 +167,37 @@ def ended(code: int, reason: str, message: str = "", *events: Object, restarts: 
         }
         one = container(state, last=last, restarts=restarts)
         return {"phase": "Running", "conditions": [SCHEDULED], "containerStatuses": [one]}, list(events)
+
+    return behave
+
+
+def like_a_kubelet(server: ApiServer) -> Behaviour:
+    """A node without AMD GPUs that looks at what a pod asks for, as a small real cluster would."""
+
+    def there(plural: str, name: str, namespace: str) -> bool:
+        return any(
+            (one["metadata"]["name"], one["metadata"]["namespace"]) == (name, namespace)
+            for one in server.all(plural)
+        )
+
+    def behave(pod: Object) -> tuple[Object, list[Object]]:
+        spec, namespace = pod["spec"], pod["metadata"]["namespace"]
+        one = spec["containers"][0]
+        if spec.get("nodeSelector"):
+            return unschedulable(
+                "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+            )(pod)
+        for volume in spec["volumes"]:
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            if claim and not there("persistentvolumeclaims", claim, namespace):
+                words = f'0/1 nodes are available: persistentvolumeclaim "{claim}" not found.'
+                return unschedulable(words)(pod)
+            secret = volume.get("secret", {}).get("secretName")
+            if secret and not there("secrets", secret, namespace):
+                words = f'MountVolume.SetUp failed for volume "x" : secret "{secret}" not found'
+                return waiting("ContainerCreating", "", {"reason": "FailedMount", "message": words})(pod)
+        if one["image"].startswith("localhost:1/"):
+            return waiting("ErrImagePull", "dial tcp 127.0.0.1:1: connect: connection refused")(pod)
+        return ready(pod)
 
     return behave

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
@@ -12,14 +13,14 @@ from dsv4_deploy.k8s import api, rollout
 from dsv4_deploy.k8s.release import Release
 from tests.helm import chart
 from tests.k8s import cluster
-from tests.k8s.apiserver import ApiServer, secret
-from tests.k8s.conftest import User
+from tests.k8s.apiserver import ApiServer
+from tests.k8s.conftest import Place, Scripted, User
 from tests.serve.conftest import free_port
 
 
 @pytest.fixture
-def answering(server: ApiServer) -> Iterator[int]:
-    """A server like vLLM's behind the pods' port 8000."""
+def answering(place: Place) -> Iterator[None]:
+    """A server like vLLM's behind the pods' port 8000, unless real pods have one."""
     import subprocess
     import sys
 
@@ -34,7 +35,7 @@ def answering(server: ApiServer) -> Iterator[int]:
         "--port",
         str(port),
         "--served-model-name",
-        "deepseek-v4-flash",
+        "tiny",
     ]
     with subprocess.Popen([sys.executable, str(FAKE), *arguments], stdout=subprocess.DEVNULL) as process:
         import httpx
@@ -46,60 +47,86 @@ def answering(server: ApiServer) -> Iterator[int]:
                 return False
 
         wait_for(healthy, "the stand-in server")
-        server.forward_to[8000] = port
-        yield port
+        place.serve(port)
+        yield
         process.terminate()
 
 
+def argument(deployment: dict, flag: str) -> str:
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    return str(arguments[arguments.index(flag) + 1])
+
+
+@pytest.mark.usefixtures("answering")
 @pytest.mark.parametrize("helm", chart.HELMS)
-def test_up_status_logs_and_down(
-    server: ApiServer, tmp_path: pathlib.Path, answering: int, helm: str
-) -> None:
-    user = User(tmp_path, server, helm)
-    cluster.Cluster(server, cluster.ready)
-    done = user.run("up", "--tp", "8")
+def test_up_status_and_down(place: Place, tmp_path: pathlib.Path, helm: str) -> None:
+    user = User(tmp_path, place.kubeconfig, helm, place.namespace)
+    place.play(cluster.ready)
+    image = place.running_image()
+    done = user.run_program("up", *image, "--tp", "2")
     assert done.returncode == 0, done.stderr
-    assert "helm: v4 in ai, revision 1 (deployed)" in done.stderr
-    assert "ready on gpu-1" in done.stderr
+    assert f"helm: v4 in {place.namespace}, revision 1 (deployed)" in done.stderr
+    assert "ready on " in done.stderr
     # The answer came from the pod, through the API server.
     assert json.loads(done.stdout.partition("\n\nCheck:")[0])["choices"]
-    deployment = server.get("deployments", "v4-dsv4")
-    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert arguments[arguments.index("--tp") + 1] == "8"
+    (deployment,) = place.deployments()
+    assert argument(deployment, "--tp") == "2"
 
     status = user.run("status")
     assert status.returncode == 0, status.stdout + status.stderr
-    assert "v4 in ai: revision 1, deployed, Deployment/v4-dsv4, 1 of 1 ready" in status.stdout
+    assert "revision 1, deployed, Deployment/v4-dsv4, 1 of 1 ready" in status.stdout
     found = json.loads(user.run("status", "--json").stdout)
     assert found["view"]["pods"][0]["state"] == "ready"
 
-    pod = found["view"]["pods"][0]["name"]
+    values = tmp_path / "mine.yaml"
+    values.write_text("replicas: 2\n")
+    again = user.run("up", *image, "--tp", "2", "--values", str(values))
+    assert again.returncode == 0, again.stderr
+    assert "revision 2" in again.stderr
+    assert place.deployments()[0]["spec"]["replicas"] == 2
+
+    for words in (f"Removed v4 from {place.namespace}", f"There is no release v4 in {place.namespace}"):
+        down = user.run("down")
+        assert (down.returncode, words in down.stderr) == (0, True), down.stderr
+    assert not place.deployments()
+
+
+def running_pod(server: ApiServer, name: str = "v4-dsv4-1") -> str:
+    labels = {"app.kubernetes.io/instance": "v4", "app.kubernetes.io/component": "server"}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "ai", "labels": labels},
+        "spec": {"nodeName": "gpu-1", "containers": []},
+    }
+    server.put({**pod, "status": cluster.ready(pod)[0]})
+    return name
+
+
+def test_logs(user: User, server: ApiServer) -> None:
+    pod = running_pod(server)
     server.logs[pod] = "first\nsecond\nthird\n"
     server.logs[f"{pod}/previous"] = "before\n"
     assert user.run("logs", "--lines", "2").stdout == "second\nthird\n"
     assert user.run("logs", "--follow").stdout == "first\nsecond\nthird\n"
     assert user.run("logs", "--previous").stdout == "before\n"
-
-    values = tmp_path / "mine.yaml"
-    values.write_text("replicas: 2\n")
-    again = user.run("up", "--tp", "8", "--values", str(values))
-    assert again.returncode == 0, again.stderr
-    assert "revision 2" in again.stderr
-    assert len(server.all("pods")) == 2
-
-    for words in ("Removed v4 from ai", "There is no release v4 in ai"):
-        down = user.run("down")
-        assert (down.returncode, words in down.stderr) == (0, True), down.stderr
-    assert not server.all("deployments")
+    # One pod that gives none does not take away the others' lines, and its answer is no line of a log.
+    server.no_logs[running_pod(server, "v4-dsv4-2")] = "container is waiting to start: ContainerCreating"
+    done = user.run("logs", "--follow")
+    assert done.returncode == 1
+    assert done.stdout == "".join(f"{pod}  {line}\n" for line in ("first", "second", "third"))
+    assert "waiting to start: ContainerCreating" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_validate_goes_through_the_api_server(user: User, server: ApiServer, answering: int) -> None:
-    cluster.Cluster(server, cluster.ready)
-    assert user.run("up").returncode == 0
+@pytest.mark.usefixtures("answering")
+def test_validate_goes_through_the_api_server(place: Place, tmp_path: pathlib.Path) -> None:
+    user = User(tmp_path, place.kubeconfig, namespace=place.namespace)
+    place.play(cluster.ready)
+    assert user.run("up", *place.running_image()).returncode == 0
     done = user.run("validate", "--timeout", "5")
     # The stand-in answers completions only, and validate asks for more: what counts is that it was asked.
     assert "completion" in done.stdout.lower(), done.stderr
-    assert any(path.endswith("/portforward") for _, path in server.requests)
     nothing = user.run("validate", "--port", "9")
     assert (nothing.returncode, "means nothing with --target kubernetes" in nothing.stderr) == (2, True)
 
@@ -123,66 +150,104 @@ MOUNT = {
 }
 NO_SECRET = 'secret "dsv4-key" not found'
 
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A way to fail: how a scripted pod lives, values that bring the same about in a real cluster, what must be said in
+    both, and what besides in the scripted one. `real` says why a real cluster cannot show it."""
+
+    behaviour: cluster.Behaviour
+    values: dict
+    words: list[str]
+    scripted: list[str] = dataclasses.field(default_factory=list)
+    runs: bool = False
+    real: str = ""
+
+
 FAILURES = {
-    "unschedulable": (
+    "unschedulable": Failure(
         cluster.unschedulable(SCHEDULER),
-        [
-            "no node takes the pod",
-            "2 node(s): Insufficient amd.com/gpu",
-            "never tolerate that",
-            "gpu.product chooses",
-        ],
+        {"scheduling": {"nodeSelector": {"dsv4-test.example.com/no-node-has-this": "x"}}},
+        ["no node takes the pod", "gpu.product chooses"],
+        ["2 node(s): Insufficient amd.com/gpu", "never tolerate that"],
     ),
-    "no claim": (
+    "no claim": Failure(
         cluster.unschedulable('0/3 nodes are available: persistentvolumeclaim "weights" not found.'),
+        {"model": {"source": {"type": "claim", "claim": "weights"}}},
         ["no node takes the pod", "model.source.claim names it"],
     ),
-    "image": (
+    "image": Failure(
         cluster.waiting("ImagePullBackOff", "Back-off pulling image", FAILED_PULL),
-        ["cannot be pulled", "manifest unknown", "build it and push it"],
+        {"image": {"repository": "localhost:1/dsv4-deploy", "tag": "none"}},
+        ["cannot be pulled"],
+        ["manifest unknown", "build it and push it"],
     ),
-    "registry": (
+    "registry": Failure(
         cluster.waiting("ErrImagePull", "401 Unauthorized: authentication required"),
+        {},
         ["cannot be pulled", "imagePullSecrets names it"],
+        real="needs a registry that wants a password",
     ),
-    "secret": (
+    "secret": Failure(
         cluster.waiting("CreateContainerConfigError", NO_SECRET),
+        {"extraEnv": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "dsv4-key", "key": "k"}}}]},
         ["cannot be made", NO_SECRET, "Create that Secret"],
+        runs=True,
     ),
-    "volume": (
+    "volume": Failure(
         cluster.waiting("ContainerCreating", "", MOUNT),
+        {"extraVolumes": [{"name": "x", "secret": {"secretName": "weights"}}]},
         ["a volume cannot be mounted", "does not exist"],
     ),
-    "memory": (
+    "memory": Failure(
         cluster.ended(137, "OOMKilled"),
+        {"resources": {"override": {"limits": {"memory": "128Mi"}}}},
         ["used more memory than its limit", "not of the GPU", "Raise resources.memoryPerGpuGiB"],
+        runs=True,
     ),
-    "probe": (
-        cluster.ended(137, "Error", "", UNHEALTHY, KILLED),
-        ["because of its startup probe", "probes.startup.budgetSeconds", "statuscode: 503"],
+    "probe": Failure(
+        # The supervisor ends in good order when the kubelet kills it.
+        cluster.ended(0, "Completed", "", UNHEALTHY, KILLED),
+        {
+            "probes": {"startup": {"budgetSeconds": 60, "periodSeconds": 10}},
+            "resources": {"override": {"limits": {"cpu": "200m"}}},
+        },
+        ["because of its startup probe", "probes.startup.budgetSeconds"],
+        ["statuscode: 503"],
+        runs=True,
     ),
-    "crash": (
+    "crash": Failure(
         cluster.ended(1, "Error", MESSAGE, restarts=3),
+        {"settings": {"max-num-seqs": -1}},
+        ["ended with exit code"],
         ["ended with exit code 1, 3 time(s)", "| F13: engine never became ready", "|   cause: kernels"],
+        runs=True,
     ),
 }
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_up_fails_with_the_cause(user: User, server: ApiServer, name: str) -> None:
-    behaviour, words = FAILURES[name]
-    cluster.Cluster(server, behaviour)
-    done = user.run("up", DSV4_PATIENCE="0")
+def test_up_fails_with_the_cause(place: Place, tmp_path: pathlib.Path, name: str) -> None:
+    failure = FAILURES[name]
+    scripted = isinstance(place, Scripted)
+    if failure.real and not scripted:
+        pytest.skip(failure.real)
+    user = User(tmp_path, place.kubeconfig, namespace=place.namespace)
+    place.play(failure.behaviour)
+    values = tmp_path / "values.yaml"
+    values.write_text(json.dumps(failure.values))
+    image = place.running_image() if failure.runs else ["--device", "cpu"]
+    done = user.run("up", *image, "--values", str(values), DSV4_PATIENCE=place.patience)
     assert done.returncode == 1, done.stderr
     report = done.stderr.partition("error: ")[2]
-    for word in words:
+    for word in [*failure.words, *(failure.scripted if scripted else [])]:
         assert word in report, done.stderr
     assert "timed out" not in report
     # Nothing is taken away that somebody may want to look at.
-    assert server.all("deployments")
+    assert place.deployments()
     status = user.run("status")
     assert status.returncode == 1
-    assert words[0] in status.stdout
+    assert failure.words[0] in status.stdout
 
 
 def test_a_download_that_fails(user: User, server: ApiServer, tmp_path: pathlib.Path) -> None:
@@ -248,38 +313,41 @@ def test_what_passes_by_itself_is_no_failure(
 
 def test_a_pod_that_only_loads_is_told_and_not_blamed(server: ApiServer, user: User) -> None:
     cluster.Cluster(server, cluster.loading)
-    done = user.run("up", "--timeout", "3")
+    done = user.run("up", "--timeout", "1")
     assert done.returncode == 1
     assert "0 of 1 pods" in done.stderr
     assert "Nothing has failed" in done.stderr
     assert "It goes on by itself" in done.stderr
 
 
-def test_refusals_before_anything_is_installed(user: User, server: ApiServer, tmp_path: pathlib.Path) -> None:
+def test_refusals_before_anything_is_installed(place: Place, tmp_path: pathlib.Path) -> None:
+    user = User(tmp_path, place.kubeconfig, namespace=place.namespace)
     values = tmp_path / "values.yaml"
-    values.write_text("apiKey: {existingSecret: dsv4-key}\n")
-    missing = user.run("up", "--values", str(values))
-    assert missing.returncode == 2
-    assert "there is no Secret dsv4-key in ai" in missing.stderr
-    server.put(secret("dsv4-key", token="x"))
-    values.write_text("apiKey: {existingSecret: dsv4-key}\nscheduling: {runtimeClassName: nvidia}\n")
-    refused = user.run("up", "--values", str(values))
-    assert refused.returncode == 2
-    assert "Leave it empty" in refused.stderr
-    values.write_text("tpyo: 1\n")
-    typing_error = user.run("up", "--values", str(values))
-    assert typing_error.returncode == 2
-    assert "does not know these values" in typing_error.stderr
-    assert "tpyo" in typing_error.stderr
-    too_large = user.run("up", "--model", "deepseek-v4-pro", "--tp", "4")
-    assert too_large.returncode == 2
-    assert not server.all("deployments")
+
+    def refused(text: str, *more: str) -> str:
+        values.write_text(text)
+        done = user.run("up", "--values", str(values), *more)
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
+    key = "apiKey: {existingSecret: dsv4-key}\n"
+    assert f"there is no Secret dsv4-key in {place.namespace}" in refused(key)
+    place.secret("dsv4-key", token="x")
+    assert "has no key api-key for the API key" in refused(key)
+    assert "Set apiKey.key to one of them" in refused(key)
+    named = "apiKey: {existingSecret: dsv4-key, key: token}\n"
+    assert "Leave it empty" in refused(f"{named}scheduling: {{runtimeClassName: nvidia}}\n")
+    typing_error = refused("tpyo: 1\n")
+    assert "does not know these values" in typing_error
+    assert "tpyo" in typing_error
+    refused("", "--model", "deepseek-v4-pro", "--tp", "4")
+    assert not place.deployments()
 
 
 def test_nothing_secret_is_said_or_passed_on(user: User, server: ApiServer) -> None:
     cluster.Cluster(server, cluster.loading)
     secrets = {"VLLM_API_KEY": "key-of-the-user", "HF_TOKEN": "hf_of_the_user"}
-    done = user.run("up", "--timeout", "2", **secrets)
+    done = user.run("up", "--timeout", "1", **secrets)
     stored = json.dumps(server.all("deployments"))
     for value in secrets.values():
         assert value not in done.stdout + done.stderr + stored
