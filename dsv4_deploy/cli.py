@@ -119,7 +119,7 @@ def _deployment(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--model", metavar="NAME|DIR", help="A model of the catalog, or a checkpoint directory."
             ),
             click.option(
-                "--tp", type=click.IntRange(min=1), metavar="N", help="Tensor-parallel size (ranks)."
+                "--tp", type=click.IntRange(1, 1024), metavar="N", help="Tensor-parallel size (ranks)."
             ),
             click.option(
                 "--device",

@@ -22,17 +22,24 @@ class VllmFlags:
 
     switches_with_no_form: frozenset[str]
     switches: frozenset[str]
+    valued: frozenset[str]
     aliases: Mapping[str, str]
+
+    def knows(self, name: str) -> bool:
+        """Whether vLLM 0.32 has a flag of that name (what follows a dot is a key inside its value)."""
+        head = name.partition(".")[0]
+        return head in self.valued or head in self.switches or head in self.switches_with_no_form
 
 
 @functools.cache
 def vllm_flags() -> VllmFlags:
     """vLLM's switches and the other spellings of its flags."""
     root = load(VLLM_FLAGS_FILE)
-    root.only("switches_with_no_form", "switches", "aliases")
+    root.only("switches_with_no_form", "switches", "valued", "aliases")
     return VllmFlags(
         switches_with_no_form=frozenset(item.text() for item in root.child("switches_with_no_form").items()),
         switches=frozenset(item.text() for item in root.child("switches").items()),
+        valued=frozenset(root.child("valued").text().split()),
         aliases={name: node.text() for name, node in root.child("aliases").pairs()},
     )
 

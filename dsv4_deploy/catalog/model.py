@@ -30,6 +30,11 @@ DSPARK_LAYERS = 3
 # Of quantization_config.weight_block_size where config.json does not say.
 FP8_BLOCK = 128
 
+# No size of a model is near these. Larger ones are slips, and arithmetic with them ends nowhere.
+MOST = 2**40
+MOST_OF = {"num_hidden_layers": 4096, "num_attention_heads": 65_536, "n_routed_experts": 65_536}
+MOST_DRAFT_LAYERS = 64
+
 MODEL_TYPES = ("deepseek_v4", "deepseek_v41")
 
 
@@ -172,44 +177,79 @@ def dims_of(config: Mapping[str, Any]) -> tuple[Dims | None, str]:
     for name in (*COUNTS, "num_hash_layers"):
         value = config.get(name)
         least = 0 if name == "num_hash_layers" else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            return None, f"no usable {name} (found {value!r})"
+        if _number(value, least, MOST_OF.get(name, MOST)) is None:
+            return None, f"no usable {name} (found {_short(value)})"
         sizes[name] = value
     ratios = config.get("compress_ratios")
     layers = sizes["num_hidden_layers"]
     if (
         not isinstance(ratios, list)
         or len(ratios) < layers
-        or not all(isinstance(ratio, int) and ratio >= 0 for ratio in ratios)
+        or any(_number(ratio, 0, MOST) is None for ratio in ratios)
     ):
-        return None, f"no usable compress_ratios (found {ratios!r}, {layers} layers need one each)"
+        return None, f"no usable compress_ratios (found {_short(ratios)}, {layers} layers need one each)"
     # What follows the backbone's entries belongs to the draft layers.
     return Dims(**sizes, compress_ratios=tuple(ratios[:layers])), ""
 
 
 def traits_of(config: Mapping[str, Any]) -> Traits:
-    """What the content of a config.json says beside sizes.
+    """What the content of a config.json says beside sizes. Raises ValueError with what is wrong with it.
 
     The expert format is the top-level `expert_dtype` (absent: fp4), as vLLM reads it; `quantization_config`
     says fp8 for every variant. Source: vllm/models/deepseek_v4/quant_config.py of 0.32.0.
     """
-    layers = config.get("num_nextn_predict_layers")
-    draft = Draft()
-    if config.get("dspark_block_size") or config.get("dspark_target_layer_ids"):
-        draft = Draft(
-            "dspark", config.get("n_mtp_layers") or DSPARK_LAYERS, config.get("dspark_block_size") or 0
-        )
-    elif isinstance(layers, int) and layers > 0:
-        draft = Draft("mtp", layers, 1)
+    experts = config.get("expert_dtype", "fp4")
+    if experts not in ("fp4", "fp8"):
+        raise ValueError(f"expert_dtype {_short(experts)}, and vLLM knows fp4 and fp8")
     quantization = config.get("quantization_config")
     block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+    size = FP8_BLOCK
+    if block is not None:
+        found = _number(block[0], 1, 4096) if isinstance(block, list) and block else None
+        if found is None:
+            raise ValueError(f"no usable weight_block_size (found {_short(block)})")
+        size = found
     return Traits(
         model_type=str(config.get("model_type")),
-        expert_dtype="fp8" if config.get("expert_dtype") == "fp8" else "fp4",
-        draft=draft,
+        expert_dtype=experts,
+        draft=draft_of(config),
         q_head_norm=config.get("q_head_norm", config.get("model_type") != "deepseek_v41") is not False,
-        fp8_block=block[0] if isinstance(block, list) and block and isinstance(block[0], int) else FP8_BLOCK,
+        fp8_block=size,
     )
+
+
+def draft_of(config: Mapping[str, Any]) -> Draft:
+    """The draft module that config.json describes. Releases with DSpark still have a count of MTP layers.
+    Raises ValueError with what is wrong with it."""
+
+    def sizes(name: str, most: int) -> int:
+        value = config.get(name)
+        if value is None:
+            return 0
+        found = _number(value, 0, most)
+        if found is None:
+            raise ValueError(f"no usable {name} (found {_short(value)})")
+        return found
+
+    if any(name.startswith("dspark_") and value is not None for name, value in config.items()):
+        layers = sizes("n_mtp_layers", MOST_DRAFT_LAYERS) or DSPARK_LAYERS
+        return Draft("dspark", layers, sizes("dspark_block_size", 1024))
+    layers = sizes("num_nextn_predict_layers", MOST_DRAFT_LAYERS)
+    return Draft("mtp", layers, 1) if layers else Draft()
+
+
+def _number(value: Any, least: int, most: int) -> int | None:
+    """The value if it is a whole number in that range."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return value if fits else None
+
+
+def _short(value: Any) -> str:
+    """As much of a wrong value as fits into a sentence."""
+    if isinstance(value, int) and abs(value) > MOST:
+        return "a far too large number"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def load_models(path: pathlib.Path) -> Mapping[str, Model]:

@@ -89,8 +89,22 @@ def releases() -> Releases:
 
 def version(text: str) -> Version:
     """ "0.33.0", "v0.26.1rc1.dev229", "0.1.24.post1" as comparable numbers: the release part only."""
-    match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
+    match = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)(?!\d)", text.strip(), re.ASCII)
     return tuple(int(part) for part in match[1].split(".")) if match else ()
+
+
+def split_image(image: str) -> tuple[str, str]:
+    """(repository, tag) of an image's name; the tag is empty where there is none. The port of a registry is
+    no tag, and a digest belongs to neither."""
+    place, slash, name = image.partition("@")[0].rpartition("/")
+    name, _, tag = name.partition(":")
+    return f"{place}{slash}{name}", tag
+
+
+def image_version(image: str) -> str:
+    """The vLLM release that an image's tag names ("v0.33.0", "0.33.0-rc1"), empty where it names none."""
+    match = re.match(r"v?(\d{1,3}\.\d{1,4}(\.\d{1,4})*)(?![\d.])", split_image(image)[1], re.ASCII)
+    return match[1] if match else ""
 
 
 def load_releases(path: pathlib.Path) -> Releases:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dsv4_deploy import catalog
 from dsv4_deploy.catalog import Dims
-from dsv4_deploy.errors import refused
+from dsv4_deploy.errors import DeployError, refused
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -65,9 +65,9 @@ def read(directory: pathlib.Path) -> Checkpoint:
     Raises DeployError (exit code 2) that names every file that is missing or broken, why it is needed and
     what to do.
     """
-    if not directory.is_dir():
+    if not is_directory(directory):
         raise refused(
-            f"{directory} is not a directory",
+            f"{directory} is not a directory that can be read",
             why="--model takes a name from the catalog or a directory with config.json and the weights.",
             fix="Check the path.",
         )
@@ -88,7 +88,8 @@ def read(directory: pathlib.Path) -> Checkpoint:
             fix=f"{FETCH_AGAIN} [W32 W33]",
         )
     dims = _dims(directory, config)
-    promised = _draft(config)
+    traits = _traits(directory, config)
+    promised = None if traits.draft.kind == "none" else traits.draft.kind
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     tensors = weight_map if weight_map is not None else _tensor_names(shards[0])
@@ -99,12 +100,30 @@ def read(directory: pathlib.Path) -> Checkpoint:
         weight_bytes=sum(shard.stat().st_size for shard in shards),
         model_type=config["model_type"],
         catalog_names=tuple(model.name for model in catalog.models().values() if model.dims == dims),
-        expert_dtype=str(config.get("expert_dtype") or "fp4"),
+        expert_dtype=traits.expert_dtype,
         quantization=str(method) if method else None,
         draft=promised if any(name.startswith(DRAFT_PREFIX) for name in tensors) else None,
         draft_promised=promised,
-        traits=catalog.traits_of(config),
+        traits=traits,
     )
+
+
+def is_directory(path: pathlib.Path) -> bool:
+    """Whether there is a directory of that name that this user may see. A name that no file can have (too
+    long, a NUL in it) is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def expanded(name: str) -> pathlib.Path:
+    """The path of that name, `~` and `~user` replaced where there is such a home."""
+    path = pathlib.Path(name)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user
+        return path
 
 
 def shard_problem(path: pathlib.Path) -> str | None:
@@ -130,7 +149,7 @@ def shard_problem(path: pathlib.Path) -> str | None:
         header = json.loads(header_text)
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         expected = 8 + header_bytes + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return f"{path.name} is not a safetensors file (its header cannot be read)"
     if size != expected:
         state = "is cut off" if size < expected else "has extra bytes"
@@ -172,21 +191,13 @@ def _find_shards(
     shards = []
     for name in sorted(set(weight_map.values())):
         # A name with a path in it would let an index point anywhere on this machine.
-        if pathlib.PurePath(name).name != name:
-            problems.append(f"{INDEX} names {name!r}, which is not a plain file name")
+        if pathlib.PurePath(name).name != name or not name or len(name.encode(errors="replace")) > 255:
+            problems.append(f"{INDEX} names {name[:80]!r}, which is not a plain file name")
         elif not (directory / name).is_file():
             problems.append(f"{name} is missing ({INDEX} names it)")
         else:
             shards.append(directory / name)
     return tuple(shards)
-
-
-def _draft(config: dict[str, Any]) -> Draft | None:
-    """The draft module that config.json describes. Releases with DSpark still have a count of MTP layers."""
-    if any(name.startswith("dspark_") for name in config):
-        return "dspark"
-    layers = config.get("num_nextn_predict_layers")
-    return "mtp" if isinstance(layers, int) and layers > 0 else None
 
 
 def _tensor_names(shard: pathlib.Path) -> list[str]:
@@ -205,7 +216,7 @@ def _read_json(path: pathlib.Path, need: str, problems: list[str]) -> dict[str, 
     except OSError as error:
         problems.append(f"{path.name} cannot be read ({error.strerror})")
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problems.append(f"{path.name} is not valid JSON ({error})")
         return None
     if not isinstance(content, dict):
@@ -225,9 +236,20 @@ def _dims(directory: pathlib.Path, config: dict[str, Any]) -> Dims:
         )
     dims, problem = catalog.dims_of(config)
     if dims is None:
-        raise refused(
-            f"config.json in {directory} has {problem}",
-            why="The plan needs it to know which tensor-parallel sizes and lengths are possible.",
-            fix="Use the config.json that was published with the weights.",
-        )
+        raise _unusable(directory, problem)
     return dims
+
+
+def _traits(directory: pathlib.Path, config: dict[str, Any]) -> catalog.Traits:
+    try:
+        return catalog.traits_of(config)
+    except ValueError as error:
+        raise _unusable(directory, str(error)) from error
+
+
+def _unusable(directory: pathlib.Path, problem: str) -> DeployError:
+    return refused(
+        f"config.json in {directory} has {problem}",
+        why="The plan needs it to know which tensor-parallel sizes and lengths are possible.",
+        fix="Use the config.json that was published with the weights.",
+    )

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 ROOT = pathlib.Path("/")
+
+# Each narrows what the ones before it left: ROCm's runtime, then HIP, which reads CUDA's name as well.
+# https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
+VISIBILITY = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 AMD_VENDOR = "1002"
 # PCI base classes of devices that compute: 03 display (an MI300X's VGA-less function may say so), 12
@@ -89,6 +93,30 @@ def gfx_name(version: int) -> str:
     """The driver's decimal target version as the compiler's name: 90402 -> "gfx942", 90010 -> "gfx90a"."""
     major, minor, stepping = version // 10000, version // 100 % 100, version % 100
     return f"gfx{major}{minor:x}{stepping:x}"
+
+
+def visible(gpus: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the GPUs that a process with that environment sees, in its order.
+
+    A list ends at the first entry that names no GPU (-1 hides all); a GPU that is named by its UUID counts
+    as one of those there are.
+    """
+    left = tuple(gpus)
+    names = [VISIBILITY[0], VISIBILITY[1] if VISIBILITY[1] in environ else VISIBILITY[2]]
+    for name in names:
+        if name not in environ:
+            continue
+        kept: list[str] = []
+        for entry in environ[name].split(","):
+            word = entry.strip()
+            if word.isascii() and word.isdigit() and len(word) < 6 and int(word) < len(left):
+                kept.append(left[int(word)])
+            elif word.upper().startswith("GPU-") and len(kept) < len(left):
+                kept.append(left[len(kept)])
+            else:
+                break
+        left = tuple(kept)
+    return left
 
 
 def describe(gpus: Sequence[str]) -> str:

@@ -15,20 +15,20 @@ from typing import Any
 
 from dsv4_deploy import catalog
 from dsv4_deploy.errors import refused
-from dsv4_deploy.plan.rules.base import count
+from dsv4_deploy.plan.rules.base import DIGITS, count
 from dsv4_deploy.spec import Deployment
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # A command line can be read by every user of the machine, and a rendered file by everybody who gets it.
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$", re.IGNORECASE)
-_SIZE = re.compile(r"(\d+)([KMGT]i?B?|B)?", re.ASCII)
+_SIZE = re.compile(rf"(\d{{1,{DIGITS}}})([KMGT]i?B?|B)?", re.ASCII)
 _SIZES = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def gpu(text: str) -> tuple[str, int | None]:
     """ "mi300x" or "mi300x:8" as a card of the catalog and how many there are (None: not said)."""
     name, colon, number = text.partition(":")
-    if colon and (not number.isascii() or not number.isdigit() or not 1 <= int(number) <= 1024):
+    if colon and not (re.fullmatch(r"[0-9]{1,4}", number) and 1 <= int(number) <= 1024):
         raise refused(
             f"--gpu {text} does not say how many",
             why="After the colon stands the number of GPUs.",

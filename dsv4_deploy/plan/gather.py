@@ -37,8 +37,9 @@ def gather(spec: ServingSpec, environ: Mapping[str, str], *, dry_run: bool) -> F
     device, _ = choose_device(spec, here.gfx_names)
     name = spec.model or default_model(device)
     local = None
-    if name not in catalog.models() and (pathlib.Path(name).is_dir() or name.startswith((".", "/", "~"))):
-        local = checkpoint.read(pathlib.Path(name).expanduser().absolute())
+    named = pathlib.Path(name)
+    if name not in catalog.models() and (checkpoint.is_directory(named) or name.startswith((".", "/", "~"))):
+        local = checkpoint.read(checkpoint.expanded(name).absolute())
     elsewhere = bool(spec.gpu) or (dry_run and device == "rocm" and not here.gpus)
     return Facts(
         gpus=None if elsewhere else here.gfx_names,

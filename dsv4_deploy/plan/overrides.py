@@ -7,12 +7,12 @@ the machine), and keys without a usable value.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 
 from dsv4_deploy.catalog import vllm_flags
 from dsv4_deploy.errors import DeployError, refused
+from dsv4_deploy.plan.rules.base import json_value
 
 _KEY = re.compile(r"[a-z][a-z0-9]*([-.][a-z0-9_]+)*", re.ASCII | re.IGNORECASE)
 
@@ -111,7 +111,7 @@ def _value(key: str, switch_on: bool, value: str | None) -> str | bool:
             why=f"Only switches can stand alone, and vLLM 0.32 has no switch called {key}.",
             fix=f"Write --set {key}=VALUE (or --set {key}=true when it is a switch of a newer vLLM).",
         )
-    if value.lower() in ("true", "false"):
+    if value.lower() in ("true", "false") and key not in flags.valued:
         wanted = value.lower() == "true"
         if key in flags.switches and not wanted:
             raise refused(
@@ -128,7 +128,7 @@ def _value(key: str, switch_on: bool, value: str | None) -> str | bool:
         )
     if value[0] in "{[":
         try:
-            json.loads(value)
+            json_value(value)
         except ValueError as error:
             raise refused(
                 f"--set {key} is not valid JSON: {error}",

@@ -15,15 +15,16 @@ from typing import Literal
 
 from dsv4_deploy import catalog
 from dsv4_deploy.catalog import Card, Dims, Draft, Family, Model, Traits
+from dsv4_deploy.catalog.release import image_version
 from dsv4_deploy.errors import refused
-from dsv4_deploy.facts.gpu import describe
+from dsv4_deploy.facts.gpu import describe, visible
 from dsv4_deploy.plan import memory as memory_plan
 from dsv4_deploy.plan import profiles, recipes, rules
 from dsv4_deploy.plan.memory import Layout, Memory
 from dsv4_deploy.plan.profiles import Limits, Profile
-from dsv4_deploy.plan.rules.base import Case, Value, count
+from dsv4_deploy.plan.rules.base import DIGITS, Case, Value, count, seconds
 from dsv4_deploy.plan.rules.deployment import GPU_RESOURCE, MEMORY_FACTOR, SHM_BYTES, grace_parts
-from dsv4_deploy.plan.rules.engine import AITER_MOE, draft_tokens, speculation
+from dsv4_deploy.plan.rules.engine import AITER_MOE, draft_tokens, runs_eager, speculation
 from dsv4_deploy.plan.settings import Facts, Plan, Setting
 from dsv4_deploy.spec import DEFAULT_PORT, Deployment, ServingSpec
 
@@ -97,7 +98,8 @@ def make_plan(spec: ServingSpec, facts: Facts) -> Plan:
     Raises DeployError (exit code 2) when the model is unknown or a rule refuses the combination.
     """
     profile = profiles.find(spec.profile)
-    gpus = _gpus(spec, facts)
+    environ = {**facts.environ, **spec.env}
+    gpus = _gpus(spec, facts, environ)
     device, note = choose_device(spec, gpus or ())
     subject = _subject(spec, facts, device)
     card, virtual = _card(spec, facts, gpus, device)
@@ -146,7 +148,6 @@ def make_plan(spec: ServingSpec, facts: Facts) -> Plan:
         del planned["kv-cache-memory-bytes"], values["kv-cache-memory-bytes"]
     _check_numbers(values)
 
-    environ = {**facts.environ, **spec.env}
     case = Case(
         device=device,
         model=subject.name,
@@ -247,12 +248,13 @@ def _finish(
     )
 
 
-def _gpus(spec: ServingSpec, facts: Facts) -> tuple[str, ...] | None:
-    """Architecture names; those of the named card when planning for other hardware than this host's."""
+def _gpus(spec: ServingSpec, facts: Facts, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Architecture names of what the server will see; those of the named card when planning for other hardware
+    than this host's, to which the variables of this shell say nothing."""
     if spec.gpu:
         card = catalog.find_card(spec.gpu)
         return (card.gfx,) * spec.gpu_count if spec.gpu_count else None
-    return facts.gpus
+    return visible(facts.gpus, environ) if facts.gpus else facts.gpus
 
 
 def _card(
@@ -264,17 +266,19 @@ def _card(
     if spec.gpu:
         return catalog.find_card(spec.gpu), False
     if facts.host and facts.host.gpus:
-        first = facts.host.gpus[0]
-        found = catalog.card_by_device_id(first.device_id)
+        known = [(gpu, catalog.card_by_device_id(gpu.device_id)) for gpu in facts.host.gpus]
+        # The plan is for the least of what is there: an unknown card before a known one, then the fewest units.
+        first, found = min(known, key=lambda one: (one[1] is not None, one[0].compute_units))
         if found:
-            card, virtual = found
+            card = found[0]
             measured = min(gpu.hbm_bytes for gpu in facts.host.gpus) or card.hbm_bytes
+            virtual = any(one is not None and one[1] for _, one in known)
             return dataclasses.replace(card, hbm_bytes=min(card.hbm_bytes, measured)), virtual
         unknown = Card(
             name="unknown",
             gfx=first.gfx,
             target=first.gfx == "gfx942",
-            hbm_bytes=max(first.hbm_bytes, 1),
+            hbm_bytes=max(min(gpu.hbm_bytes for gpu in facts.host.gpus), 1),
             compute_units=max(first.compute_units, 1),
             device_ids=(first.device_id,),
             vf_device_ids=(),
@@ -344,9 +348,9 @@ def _vllm(spec: ServingSpec, facts: Facts, device: Literal["cpu", "rocm"]) -> st
             )
         return spec.vllm
     if device == "rocm" and spec.image:
-        tag = spec.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-        if tag.startswith("v") and catalog.version(tag):
-            return ".".join(str(part) for part in catalog.version(tag))
+        named = image_version(spec.image)
+        if named:
+            return named
     # A plan for another machine is made for the version that the image of this bundle has.
     return facts.vllm_version or catalog.releases().default
 
@@ -451,10 +455,10 @@ def _holds_in_memory(facts: Facts, weight_bytes: int) -> bool:
 def _check_numbers(values: Mapping[str, Value]) -> None:
     for name in _NUMBERS:
         value = values.get(name)
-        if value is not None and (not isinstance(value, str) or count(value) is None):
+        if value is not None and (not isinstance(value, str) or not count(value)):
             raise refused(
-                f"--set {name}={value if isinstance(value, str) else str(value).lower()} is not a number",
-                why="The memory plan is made with it, and vLLM would refuse it.",
+                f"--set {name}={value if isinstance(value, str) else str(value).lower()} is not a number above 0",
+                why=f"The memory plan is made with it (at most {DIGITS} digits), and vLLM would refuse it.",
                 fix=f"Write --set {name}=8192, for example.",
             )
     share = values.get("gpu-memory-utilization")
@@ -473,7 +477,7 @@ def _check_numbers(values: Mapping[str, Value]) -> None:
 
 def _layout(case: Case, subject: _Subject) -> Layout:
     """What the memory plan is made for, read from the flags as they stand."""
-    backend = case.text("moe-backend") or "auto"
+    backend = case.moe_backend or "auto"
     if backend in AITER_MOE:
         multiple = 256
     elif backend == "emulation":
@@ -507,7 +511,7 @@ def _layout(case: Case, subject: _Subject) -> Layout:
         draft_tokens=draft_tokens(case),
         utilization=float(case.text("gpu-memory-utilization") or memory_plan.DEFAULT_UTILIZATION),
         kv_bytes=kv_bytes,
-        eager=case.on("enforce-eager") or case.json("compilation-config").get("cudagraph_mode") == "NONE",
+        eager=runs_eager(case),
         asynchronous=case.device == "rocm" and case.flags.get("async-scheduling") is not False,
         measured=subject.model.measured if subject.model else None,
     )
@@ -620,8 +624,9 @@ def _text(name: str, value: Value) -> str:
 
 
 def _seconds(value: str) -> int:
-    if value.isascii() and value.isdigit():
-        return int(value)
+    found = seconds(value)
+    if found is not None:
+        return found
     raise refused(
         f"--set shutdown-timeout={value} is not a number of seconds",
         why="vLLM takes whole seconds, 0 for none.",

@@ -94,8 +94,9 @@ def gather(
     """
     device, _ = choose_device(spec, host.gfx_names)
     found = None
-    directory = pathlib.Path(spec.model or default_model(device)).expanduser()
-    if directory.name not in catalog.models() and directory.is_dir():
+    name = spec.model or default_model(device)
+    directory = checkpoint.expanded(name)
+    if name not in catalog.models() and checkpoint.is_directory(directory):
         try:
             found = checkpoint.read(directory.absolute())
         except DeployError as problem:

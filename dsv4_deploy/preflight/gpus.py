@@ -15,6 +15,7 @@ from dsv4_deploy.catalog import card_by_device_id, releases
 from dsv4_deploy.catalog.release import version
 from dsv4_deploy.facts.gpu import Gpu, describe
 from dsv4_deploy.facts.host import Device
+from dsv4_deploy.plan.rules.hardware import part_of_card
 from dsv4_deploy.preflight.case import Case
 from dsv4_deploy.preflight.finding import Finding, fail, ok, warn
 
@@ -161,18 +162,12 @@ def gpu_partition(case: Case) -> Iterator[Finding]:
 
 
 def _part(gpu: Gpu, gpus: tuple[Gpu, ...]) -> str | None:
-    """What shows that the device is a part of a card."""
-    if gpu.compute_partition not in (None, "SPX") or gpu.memory_partition not in (None, "NPS1"):
-        return f"is in {gpu.compute_partition or 'SPX'}/{gpu.memory_partition or 'NPS1'} mode"
-    known = card_by_device_id(gpu.device_id)
-    if known and gpu.compute_units < known[0].compute_units:
-        return f"has {gpu.compute_units} of {known[0].compute_units} compute units"
+    """What shows that the device is a part of a card: also that it has less memory than the card."""
+    sign, known = part_of_card(gpu, gpus), card_by_device_id(gpu.device_id)
     # 0.9: drivers and firmware keep some of the memory, and virtual functions a little more.
-    if known and gpu.hbm_bytes < 0.9 * known[0].hbm_bytes:
+    if sign is None and known and gpu.hbm_bytes < 0.9 * known[0].hbm_bytes:
         return f"has {gpu.hbm_bytes / GIB:.0f} of {known[0].hbm_bytes / GIB:.0f} GiB"
-    if sum(other.pci == gpu.pci for other in gpus) > 1:
-        return f"shares the bus address {gpu.pci} with others"
-    return None
+    return sign
 
 
 def gpu_memory(case: Case) -> Iterator[Finding]:

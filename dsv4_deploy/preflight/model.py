@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from dsv4_deploy.errors import DeployError
 from dsv4_deploy.facts import checkpoint, storage
+from dsv4_deploy.plan.rules.base import seconds
 from dsv4_deploy.preflight.case import Case
 from dsv4_deploy.preflight.finding import Finding, Level, fail, ok, warn
 
@@ -87,22 +88,22 @@ def load_time(case: Case) -> Iterator[Finding]:
         return
     if speed is None:
         return
-    seconds = found.weight_bytes / speed.bytes_per_s
-    given = int(case.variable("VLLM_ENGINE_READY_TIMEOUT_S") or DEFAULT_READY_TIMEOUT_S)
+    needed = found.weight_bytes / speed.bytes_per_s
+    given = seconds(case.variable("VLLM_ENGINE_READY_TIMEOUT_S") or "") or DEFAULT_READY_TIMEOUT_S
     text = (
         f"{found.weight_bytes / 1e9:.0f} GB from {place.kind} at {speed.bytes_per_s / 1e9:.2f} GB/s: "
-        f"about {_minutes(seconds)}"
+        f"about {_minutes(needed)}"
     )
     fits_in_memory = case.host.memory.total > 1.1 * found.weight_bytes
     prefetch = case.flag("safetensors-load-strategy") == "prefetch"
-    if seconds > given / 2:
-        level = fail if seconds > given else warn
+    if needed > given / 2:
+        level = fail if needed > given else warn
         yield level(
             "load-time",
             text,
             f"vLLM gives itself {_minutes(given)} (VLLM_ENGINE_READY_TIMEOUT_S), which loading, compiling and graph "
             "capture share.",
-            f"Copy the model to local NVMe, or export VLLM_ENGINE_READY_TIMEOUT_S={int(2 * seconds) + 1}.",
+            f"Copy the model to local NVMe, or export VLLM_ENGINE_READY_TIMEOUT_S={int(2 * needed) + 1}.",
             "F15",
             "F29",
             link=LOAD_LINK,
@@ -252,5 +253,5 @@ def _snapshot(cache: pathlib.Path, repo: str) -> pathlib.Path | None:
     return found[-1].parent if found else None
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def _minutes(length: float) -> str:
+    return f"{length:.0f} s" if length < 120 else f"{length / 60:.0f} min"

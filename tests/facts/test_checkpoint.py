@@ -181,3 +181,45 @@ def test_a_size_that_is_no_size(tmp_path: pathlib.Path, value: object) -> None:
 
 def test_no_directory(tmp_path: pathlib.Path) -> None:
     assert "is not a directory" in problem(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_attention_heads": 2**31}, "no usable num_attention_heads"),
+        ({"hidden_size": 10**400}, "no usable hidden_size (found a far too large number)"),
+        ({"num_nextn_predict_layers": 10**12}, "no usable num_nextn_predict_layers"),
+        ({"dspark_block_size": "5"}, "no usable dspark_block_size (found '5')"),
+        ({"dspark_block_size": 5, "n_mtp_layers": [3]}, "no usable n_mtp_layers (found [3])"),
+        ({"quantization_config": {"weight_block_size": [0, 0]}}, "no usable weight_block_size"),
+        ({"expert_dtype": "int4"}, "expert_dtype 'int4', and vLLM knows fp4 and fp8"),
+        ({"compress_ratios": [True, 4, 128, 4, 0]}, "no usable compress_ratios"),
+    ],
+)
+def test_a_config_with_a_slip_is_refused_at_once(
+    tmp_path: pathlib.Path, config: dict[str, object], words: str
+) -> None:
+    assert words in problem(small_checkpoint.write(tmp_path, **config))
+
+
+def test_json_that_is_nested_without_end(tmp_path: pathlib.Path) -> None:
+    deep = "[" * 100_000
+    small_checkpoint.write(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(deep)
+    (tmp_path / SHARDS[0]).write_bytes(struct.pack("<Q", len(deep)) + deep.encode())
+    text = problem(tmp_path)
+    assert "tokenizer_config.json is not valid JSON" in text
+    assert f"{SHARDS[0]} is not a safetensors file" in text
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a" * 5000, "\0", "a/b"])
+def test_an_index_with_names_that_no_file_has(tmp_path: pathlib.Path, name: str) -> None:
+    small_checkpoint.write(tmp_path)
+    (tmp_path / checkpoint.INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    assert checkpoint.INDEX in problem(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "\0", "~nobody-has-this-name/x", "~"])
+def test_any_name_may_be_asked_for(name: str) -> None:
+    path = checkpoint.expanded(name)
+    assert checkpoint.is_directory(path) == (name == "~" and path.is_dir())

@@ -10,7 +10,9 @@ import sys
 
 import pytest
 
+from dsv4_deploy import cli
 from tests import small_checkpoint
+from tests.plan import cases
 
 # A laptop that has none of these: importing one fails.
 WITHOUT_TORCH = """
@@ -149,3 +151,52 @@ def test_up_uses_the_same_plan(tmp_path: pathlib.Path) -> None:
     assert dry.returncode == 0, dry.stderr
     assert dry.stdout.splitlines()[-1] == planned.stdout.splitlines()[-1]
     assert "rule block-size" in dry.stdout
+
+
+HUGE = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tp", "9" * 400],
+        ["--gpu", f"mi300x:{HUGE}"],
+        ["--gpu", "mi300x:\u00b2"],
+        ["--vllm", HUGE],
+        ["--model", HUGE],
+        ["--model", "~nobody-has-this-name/model"],
+        ["--set", f"max-num-seqs={HUGE}"],
+        ["--set", "max-num-batched-tokens=" + "9" * 400 + ".5g"],
+        ["--set", "kv-cache-memory-bytes=" + "9" * 400],
+        ["--set", f"shutdown-timeout={HUGE}"],
+        ["--set", "speculative-config=" + "[" * 100_000],
+        ["--set", 'attention-config={"a":' + '{"a":' * 100_000],
+        ["--deploy", f"shm={HUGE}"],
+        ["--deploy", f"replicas={HUGE}"],
+        *(
+            ["--set", f"{name}=0"]
+            for name in (
+                "max-num-seqs",
+                "max-num-batched-tokens",
+                "data-parallel-size",
+                "pipeline-parallel-size",
+                "block-size",
+            )
+        ),
+    ],
+    ids=lambda words: words[1][:28],
+)
+def test_a_value_that_nothing_can_be_planned_with_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = [] if "--gpu" in words else ["--gpu", "mi300x:8"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["plan", *gpu, *words])
+    assert stopped.value.code == 2
+    assert "rror: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["\u00b2", HUGE, "-1", "1e99"])
+def test_a_time_that_is_none_is_replaced(value: str) -> None:
+    made = cases.plan(env={"VLLM_ENGINE_READY_TIMEOUT_S": value})
+    assert made.environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "3600"

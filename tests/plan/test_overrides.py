@@ -36,6 +36,7 @@ from dsv4_deploy.plan.overrides import parse
         ("cc.cudagraph_mode=NONE", "compilation-config.cudagraph_mode", "NONE"),
         ("seed=-1", "seed", "-1"),
         ("chat-template=a=b", "chat-template", "a=b"),
+        ("served-model-name=true", "served-model-name", "true"),
         ("a-flag-of-a-newer-vllm=true", "a-flag-of-a-newer-vllm", True),
     ],
 )
@@ -99,7 +100,7 @@ import json
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-found = {"with_no": [], "alone": [], "aliases": {}}
+found = {"with_no": [], "alone": [], "valued": [], "aliases": {}}
 for action in make_arg_parser(FlexibleArgumentParser())._actions:
     names = [name for name in action.option_strings if not name.startswith("--no-")]
     long = [name for name in names if name.startswith("--")]
@@ -108,6 +109,8 @@ for action in make_arg_parser(FlexibleArgumentParser())._actions:
     if action.nargs == 0:
         has_no = any(name.startswith("--no-") for name in action.option_strings)
         found["with_no" if has_no else "alone"].append(long[0][2:])
+    if action.nargs in (None, "+", "*"):
+        found["valued"].append(long[0][2:])
     for name in names:
         if name != long[0]:
             found["aliases"][name.lstrip("-")] = long[0][2:]
@@ -130,4 +133,5 @@ def test_the_flags_are_those_of_vllm() -> None:
     flags = catalog.vllm_flags()
     assert flags.switches_with_no_form == set(found["with_no"])
     assert flags.switches == set(found["alone"])
+    assert flags.valued == set(found["valued"])
     assert flags.aliases == found["aliases"]

@@ -159,7 +159,9 @@ def test_set_wins_and_says_so() -> None:
 def test_set_of_names_that_up_depends_on() -> None:
     assert plan(chosen=("served-model-name=mine",)).served_name == "mine"
     assert plan(chosen=("shutdown-timeout=5",)).shutdown_timeout_s == 5
-    for setting in ("shutdown-timeout=soon", "served-model-name=true", "served-model-name=false"):
+    # It takes a value, so these are names and no switch.
+    assert plan(chosen=("served-model-name=true",)).served_name == "true"
+    for setting in ("shutdown-timeout=soon", "shutdown-timeout=true", "served-model-name="):
         refusal(chosen=(setting,))
 
 

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import pathlib
+import re
 import threading
 from collections.abc import Iterator
 
@@ -68,8 +69,15 @@ def large(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_load_time_is_measured(bench: Bench, large: pathlib.Path) -> None:
+    """How fast this machine's disk is right now decides the verdict, so none is expected here."""
     found = bench.finding("load-time", model=str(large))
-    expect(found, "ok", "20 GB from ext4 at", "GB/s: about")
+    assert re.fullmatch(r"20 GB from ext4 at \d+\.\d\d GB/s: about \d+ (s|min)", found.found)
+
+
+def disk_of(speed: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that reads so many bytes per second, whatever is under this test."""
+    measured = storage.ReadSpeed(bytes_per_s=speed, sample_bytes=2**30, direct=True)
+    monkeypatch.setattr(storage, "read_speed", lambda path: measured)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +87,7 @@ def test_load_time_against_the_timeout(
     bench: Bench, large: pathlib.Path, speed: float, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """20 GB at that many bytes per second, of a disk whose real speed is measured elsewhere, against 100 s."""
-    measured = storage.ReadSpeed(bytes_per_s=speed, sample_bytes=2**30, direct=True)
-    monkeypatch.setattr(storage, "read_speed", lambda path: measured)
+    disk_of(speed, monkeypatch)
     timeout = "100"
     allow = ("ready-timeout",)  # or the rule of that name puts it back
     environ = {"VLLM_ENGINE_READY_TIMEOUT_S": timeout}
@@ -88,7 +95,10 @@ def test_load_time_against_the_timeout(
     expect(found, level, refs=("F15", "F29") if level == "fail" else ())
 
 
-def test_a_network_file_system_without_prefetch(bench: Bench, large: pathlib.Path) -> None:
+def test_a_network_file_system_without_prefetch(
+    bench: Bench, large: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_of(1e9, monkeypatch)
     host = Host(mounts=("/dev/md0 / ext4 rw 0 0", f"nas:/v4 {large} nfs4 ro 0 0"))
     overrides = {"safetensors-load-strategy": "lazy"}
     found = bench.finding("load-time", host, model=str(large), overrides=overrides)

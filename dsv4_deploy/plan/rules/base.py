@@ -91,13 +91,18 @@ class Case:
     def dp(self) -> int:
         return self.number("data-parallel-size", 1)
 
+    @property
+    def world(self) -> int:
+        """Ranks of one server, each with a GPU of its own."""
+        return self.tp * self.dp * self.number("pipeline-parallel-size", 1)
+
     def json(self, flag: str) -> dict[str, Any]:
         """A JSON flag with its dotted spellings (`--flag.key value`) merged in; {} when absent."""
         found: dict[str, Any] = {}
         text = self.text(flag)
         if text:
             try:
-                content = json.loads(text)
+                content = json_value(text)
             except ValueError:
                 content = None
             found = dict(content) if isinstance(content, dict) else {}
@@ -105,6 +110,12 @@ class Case:
             if name.startswith(f"{flag}."):
                 found[name.removeprefix(f"{flag}.")] = _plain(value)
         return found
+
+    @property
+    def moe_backend(self) -> str | None:
+        """--moe-backend as vLLM reads it: in small letters, with underscores."""
+        value = self.text("moe-backend")
+        return value.lower().replace("-", "_") if value else None
 
     def variable(self, name: str) -> str | None:
         """The value that the server would see: the operator's, else the plan's."""
@@ -283,22 +294,38 @@ def _plain(value: Value) -> Any:
     if isinstance(value, bool):
         return value
     try:
-        return json.loads(value)
+        return json_value(value)
     except ValueError:
         return value
 
+
+# More digits than any size, number or time has: from some length on Python itself gives up on them.
+DIGITS = 18
 
 _UNITS = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2, "g": 1000**3, "G": 1024**3}
 
 
 def count(text: str) -> int | None:
     """A whole number as vLLM reads it ("8192", "8k", "26g", "1.5M"; capital letters are powers of 1024), None
-    when it is none. Source: human_readable_int in
+    when it is none or longer than any real one (`DIGITS`). Source: human_readable_int in
     vllm/utils/argparse_utils.py, v0.32.0."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text, re.ASCII)
+    match = re.fullmatch(rf"(\d{{1,{DIGITS}}}(?:\.\d{{1,{DIGITS}}})?)([kKmMgG]?)", text, re.ASCII)
     if not match or ("." in match[1] and (not match[2] or match[2].isupper())):
         return None
     return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+
+
+def seconds(text: str) -> int | None:
+    """A whole number of seconds as vLLM's variables hold them (no unit), None when it is none."""
+    return int(text) if re.fullmatch(rf"\d{{1,{DIGITS}}}", text, re.ASCII) else None
+
+
+def json_value(text: str) -> Any:
+    """The content of a JSON text. Raises ValueError when it is none, or nested deeper than a parser goes."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def either(values: Iterable[Any]) -> str:

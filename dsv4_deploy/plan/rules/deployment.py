@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dsv4_deploy.catalog import releases
-from dsv4_deploy.plan.rules.base import Case, Change, Found, rule
+from dsv4_deploy.catalog.release import split_image
+from dsv4_deploy.plan.rules.base import Case, Change, Found, rule, seconds
 
 GIB = 2**30
 GPU_RESOURCE = "amd.com/gpu"
@@ -24,15 +25,15 @@ MARGIN_S = 20
     link="https://github.com/vllm-project/vllm/tree/v0.33.0",
 )
 def image_cuda(case: Case) -> Found | None:
-    repository = case.image.partition("@")[0].rpartition("/")
-    name = repository[2].partition(":")[0]
-    if case.device != "rocm" or name != "vllm-openai" or not repository[0].endswith("vllm"):
+    repository, tag = split_image(case.image)
+    place, _, name = repository.rpartition("/")
+    # vllm-openai itself and what is named after it (-cpu, -cu129, a mirror's copy), but not -rocm.
+    if case.device != "rocm" or not name.startswith("vllm-openai") or "rocm" in name:
         return None
-    tag = case.image.partition("@")[0].partition(":")[2] or f"v{releases().default}"
     return Found(
-        f"the image {case.image} is built for CUDA",
+        f"the image {case.image} is built for {'CUDA' if name == 'vllm-openai' else 'something else than ROCm'}",
         "It holds no ROCm libraries and finds no GPU on an AMD node.",
-        f"Use {repository[0]}/vllm-openai-rocm:{tag}, by digest (@sha256:...).",
+        f"Use {place or 'vllm'}/vllm-openai-rocm:{tag or 'v' + releases().default}, by digest (@sha256:...).",
     )
 
 
@@ -46,7 +47,7 @@ def image_cuda(case: Case) -> Found | None:
 def image_tag(case: Case) -> Found | None:
     if "@sha256:" in case.image or not case.image:
         return None
-    tag = case.image.rpartition("/")[2].partition(":")[2] or "latest"
+    tag = split_image(case.image)[1] or "latest"
     if not tag.startswith(LOOSE_TAGS):
         return None
     return Found(
@@ -102,10 +103,10 @@ def gpu_resource(case: Case) -> Found | None:
 )
 def runtime_class(case: Case) -> Found | None:
     value = case.deployment.runtime_class
-    if case.device != "rocm" or value != "nvidia":
+    if case.device != "rocm" or value is None or not value.startswith("nvidia"):
         return None
     return Found(
-        "runtimeClassName is nvidia",
+        f"runtimeClassName is {value}",
         "AMD needs no runtime class: the device plugin hands in /dev/kfd and /dev/dri.",
         "Remove it.",
     )
@@ -120,7 +121,7 @@ def runtime_class(case: Case) -> Found | None:
 )
 def cluster_gpus(case: Case) -> Found | None:
     free = case.deployment.free_gpus
-    each, replicas = case.tp * case.dp, case.deployment.replicas or 1
+    each, replicas = case.world, case.deployment.replicas or 1
     if free is None or each * replicas <= free:
         return None
     return Found(
@@ -139,7 +140,14 @@ def cluster_gpus(case: Case) -> Found | None:
 )
 def rollout_surge(case: Case) -> Found | None:
     surge, free = case.deployment.max_surge, case.deployment.free_gpus
-    each = case.tp * case.dp
+    each = case.world
+    if not surge and case.deployment.max_unavailable == 0:
+        return Found(
+            "maxUnavailable 0 -> 1",
+            "With maxSurge 0 as well no pod may be replaced, and Kubernetes refuses the Deployment.",
+            "Leave it out.",
+            (Change("deployment", "max_unavailable", 1),),
+        )
     if not surge or (free is not None and free >= each * ((case.deployment.replicas or 1) + surge)):
         return None
     return Found(
@@ -195,8 +203,8 @@ def liveness_timeout(case: Case) -> Found | None:
 )
 def startup_budget(case: Case) -> Found | None:
     budget = case.deployment.startup_budget_s
-    ready = case.variable("VLLM_ENGINE_READY_TIMEOUT_S") or ""
-    if budget is None or not ready.isdigit() or budget >= int(ready):
+    ready = seconds(case.variable("VLLM_ENGINE_READY_TIMEOUT_S") or "")
+    if budget is None or ready is None or budget >= ready:
         return None
     return Found(
         f"the startup budget is {budget} s and VLLM_ENGINE_READY_TIMEOUT_S is {ready} s",

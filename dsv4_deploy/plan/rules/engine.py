@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import Any
 
-from dsv4_deploy.catalog import releases
-from dsv4_deploy.plan.rules.base import Case, Found, change_flag, either, rule
+from dsv4_deploy.catalog import releases, vllm_flags
+from dsv4_deploy.plan.rules.base import Case, Found, change_flag, count, either, json_value, rule
 from dsv4_deploy.plan.rules.hardware import VLLM
 
 KV_BLOCK = "256"
 AITER_MOE = ("aiter", "aiter_triton_mxfp4_bf16")
 LEGAL_MOE = ("auto", "triton_unfused", *AITER_MOE, "emulation")
+# The same offloading under another flag: vllm/config/vllm.py of 0.32.0 makes the one of the other.
+TRANSFER, OFFLOADING = "kv-transfer-config", "OffloadingConnector"
+# What the plan and the rules look into.
+CONFIGURATIONS = ("speculative-config", "attention-config", "compilation-config", TRANSFER)
 PARSERS = ("deepseek_v4", "deepseek_v41")
 
 # Fewer draft tokens than DSpark's block garble the output: https://github.com/vllm-project/vllm/pull/47429
@@ -75,8 +80,10 @@ def kv_cache_dtype(case: Case) -> Found | None:
     link="https://github.com/SemiAnalysisAI/InferenceX/blob/main/benchmarks/single_node/fixed_seq_len/dsv4_fp8_mi300x.sh",
 )
 def moe_aiter_version(case: Case) -> Found | None:
-    backend = case.text("moe-backend")
+    backend = case.moe_backend
     if not case.gfx942 or backend not in AITER_MOE or case.has("a16w4_hash_routing"):
+        return None
+    if case.traits.expert_dtype != "fp4":
         return None
     since = releases().features["a16w4_hash_routing"].since
     return Found(
@@ -95,7 +102,7 @@ def moe_aiter_version(case: Case) -> Found | None:
     link=f"{VLLM}/pull/57079",
 )
 def moe_aiter_parallel(case: Case) -> Found | None:
-    backend = case.text("moe-backend")
+    backend = case.moe_backend
     if not case.gfx942 or backend not in AITER_MOE:
         return None
     reasons = [
@@ -124,7 +131,7 @@ def moe_aiter_parallel(case: Case) -> Found | None:
     link=f"{VLLM}/tree/v0.33.0",
 )
 def moe_backend(case: Case) -> Found | None:
-    backend = case.text("moe-backend")
+    backend = case.moe_backend
     if not case.gfx942 or backend is None or backend in LEGAL_MOE or case.traits.expert_dtype != "fp4":
         return None
     return Found(
@@ -142,7 +149,7 @@ def moe_backend(case: Case) -> Found | None:
     link=f"{VLLM}/pull/57079",
 )
 def moe_aiter_used(case: Case) -> Found | None:
-    backend = case.text("moe-backend")
+    backend = case.moe_backend
     if not case.gfx942 or backend not in AITER_MOE or "moe-backend" not in case.explicit:
         return None
     return Found(
@@ -294,8 +301,8 @@ def indexer_dtype(case: Case) -> Found | None:
     config = case.json("attention-config")
     asked = [
         f"{key}={_shown(config[key])}"
-        for key, wrong in (("use_fp4_indexer_cache", True), ("indexer_kv_dtype", "mxfp4"))
-        if config.get(key) == wrong
+        for key, wrong in (("use_fp4_indexer_cache", "true"), ("indexer_kv_dtype", "mxfp4"))
+        if str(config.get(key)).lower() == wrong
     ]
     if not asked:
         return None
@@ -315,10 +322,11 @@ def indexer_dtype(case: Case) -> Found | None:
     link=f"{VLLM}/issues/41820",
 )
 def enforce_eager(case: Case) -> Found | None:
-    if case.device != "rocm" or not case.on("enforce-eager"):
+    if case.device != "rocm" or not runs_eager(case):
         return None
+    how = "--enforce-eager is on" if case.on("enforce-eager") else "the configuration captures no graphs"
     return Found(
-        "--enforce-eager is on",
+        how,
         "Decode graphs are off: one step is some 2,000 kernel launches, each with its own overhead.",
         "Good for finding a fault; take it out for serving.",
     )
@@ -406,13 +414,18 @@ def expert_parallel(case: Case) -> Found | None:
 def kv_offloading(case: Case) -> Found | None:
     backend, size = case.text("kv-offloading-backend"), case.text("kv-offloading-size")
     native = backend == "native" or (size is not None and backend is None)
-    if case.device != "rocm" or not native:
+    connector = OFFLOADING in json.dumps(case.json(TRANSFER))  # alone, or one of a MultiConnector's
+    if case.device != "rocm" or not (native or connector):
         return None
     return Found(
         "KV offloading (native) -> off",
         "A block may be used before it is restored (vllm#47282, open), and on ROCm the batched copy faults both ranks.",
         "Use a shorter --max-model-len or fewer sequences.",
-        (change_flag("kv-offloading-backend", None), change_flag("kv-offloading-size", None)),
+        (
+            change_flag("kv-offloading-backend", None),
+            change_flag("kv-offloading-size", None),
+            *((change_flag(TRANSFER, None),) if connector else ()),
+        ),
     )
 
 
@@ -554,9 +567,87 @@ def speculation_gfx942(case: Case) -> Found | None:
     )
 
 
+@rule(
+    "quantization-other",
+    "warn",
+    "a quantisation that the checkpoint does not have",
+    link=f"{VLLM}/tree/v0.33.0",
+)
+def quantization_other(case: Case) -> Found | None:
+    value = case.text("quantization")
+    if value is None or value in ("fp8", "deepseek_v4_fp8") or nvfp4.check(case) is not None:
+        return None
+    return Found(
+        f"--quantization {value} is not what config.json says",
+        "vLLM detects DeepSeek-V4's own (deepseek_v4_fp8) and stops when another name is given; the memory table is "
+        "for the files as they are.",
+        "Leave it out.",
+    )
+
+
+@rule(
+    "unknown-flag",
+    "warn",
+    "a flag that vLLM 0.32 does not have",
+    link=f"{VLLM}/blob/v0.32.0/vllm/engine/arg_utils.py",
+)
+def unknown_flag(case: Case) -> Found | None:
+    known = vllm_flags()
+    unknown = sorted(name for name in case.explicit if not known.knows(name))
+    if not unknown:
+        return None
+    heads = known.valued | known.switches | known.switches_with_no_form
+    near = difflib.get_close_matches(unknown[0], sorted(heads), n=1)
+    return Found(
+        f"vLLM 0.32 has no flag called --{unknown[0]}",
+        "Nothing here can check it, and a vLLM that does not have it ends at start.",
+        f"Did you mean {near[0]}?" if near else "Leave it out, unless your vLLM is newer and has it.",
+    )
+
+
+@rule(
+    "configuration-object",
+    "refuse",
+    "configurations are JSON objects",
+    link=f"{VLLM}/blob/v0.32.0/vllm/engine/arg_utils.py",
+)
+def configuration_object(case: Case) -> Found | None:
+    for name in CONFIGURATIONS:
+        text = case.text(name)
+        if text is not None and not _is_object(text):
+            return Found(
+                f"--{name} {text[:60]} is no JSON object",
+                "vLLM would refuse it, and the rules could not look into it.",
+                f"Write --set '{name}={{\"key\": value}}', or --set {name}.key=value.",
+            )
+    return None
+
+
+def runs_eager(case: Case) -> bool:
+    """Whether no graph is captured: by switch, or by the graph mode."""
+    mode = case.json("compilation-config").get("cudagraph_mode")
+    return case.on("enforce-eager") or str(mode).upper() == "NONE"
+
+
 def speculation(case: Case) -> dict[str, Any]:
-    """The content of --speculative-config; {} when speculation is off."""
-    return case.json("speculative-config")
+    """The content of --speculative-config with its short forms; {} when speculation is off."""
+    found = case.json("speculative-config")
+    for flag, key in (
+        ("spec-method", "method"),
+        ("spec-model", "model"),
+        ("spec-tokens", "num_speculative_tokens"),
+    ):
+        text = case.text(flag)
+        if text is not None:
+            found[key] = count(text) if key == "num_speculative_tokens" else text
+    return found
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json_value(text), dict)
+    except ValueError:
+        return False
 
 
 def draft_tokens(case: Case) -> int:

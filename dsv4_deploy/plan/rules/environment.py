@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsv4_deploy.plan.rules.base import Case, Change, Found, change_env, rule
+from dsv4_deploy.plan.rules.base import Case, Change, Found, change_env, rule, seconds
 from dsv4_deploy.plan.rules.hardware import VLLM
 
 PLUGIN = "rocm_patches"
@@ -146,7 +146,7 @@ def ready_timeout(case: Case) -> Found | None:
         case.env.get("VLLM_ENGINE_READY_TIMEOUT_S"),
         case.environ.get("VLLM_ENGINE_READY_TIMEOUT_S"),
     )
-    if planned is None or theirs is None or (theirs.isdigit() and int(theirs) >= int(planned)):
+    if planned is None or theirs is None or (seconds(theirs) or 0) >= int(planned):
         return None
     return Found(
         f"VLLM_ENGINE_READY_TIMEOUT_S {theirs} -> {planned}",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dsv4_deploy.catalog import Dims, releases, version
+from dsv4_deploy.catalog import Dims, card_by_device_id, releases, version
 from dsv4_deploy.catalog.model import FP8_BLOCK
-from dsv4_deploy.facts.gpu import describe
+from dsv4_deploy.catalog.release import image_version
+from dsv4_deploy.facts.gpu import VISIBILITY, Gpu, describe
 from dsv4_deploy.plan.rules.base import Case, Found, either, rule
 
 VLLM = "https://github.com/vllm-project/vllm"
@@ -102,7 +103,7 @@ def tp_divides_the_model(case: Case) -> Found | None:
 def rocm_needs_gpus(case: Case) -> Found | None:
     if case.device != "rocm" or case.gpus is None:
         return None
-    world = case.tp * case.dp * case.number("pipeline-parallel-size", 1)
+    world = case.world
     if len(case.gpus) >= world:
         return None
     if not case.gpus:
@@ -115,12 +116,90 @@ def rocm_needs_gpus(case: Case) -> Found | None:
     ids = ""
     if case.host and case.host.gpus:
         ids = f" (device ids {', '.join(gpu.device_id for gpu in case.host.gpus)})"
-    fitting = [tp for tp in legal_tp(case.dims, case.traits.fp8_block) if tp <= len(case.gpus)]
+    each = world // case.tp
+    fitting = [tp for tp in legal_tp(case.dims, case.traits.fp8_block) if tp * each <= len(case.gpus)]
+    hidden = [f"{name}={case.environ[name]}" for name in VISIBILITY if name in case.environ]
+    where = (
+        f"this host shows {describe(case.gpus)}{ids}" if case.host else f"planned for {describe(case.gpus)}"
+    )
+    if hidden:
+        where += f" with {', '.join(hidden)}"
     return Found(
-        f"World size ({world}) is larger than the number of available GPUs ({len(case.gpus)}): this host shows "
-        f"{describe(case.gpus)}{ids}",
+        f"World size ({world}) is larger than the number of available GPUs ({len(case.gpus)}): {where}",
         "vLLM runs one rank per GPU.",
-        f"Use --tp {either(fitting)}.",
+        f"Use --tp {either(fitting)}." if fitting else "Use fewer replicas or pipeline stages, or more GPUs.",
+    )
+
+
+@rule(
+    "gpu-partition",
+    "refuse",
+    "tensor parallelism needs whole cards",
+    rows="F17 F31 W30",
+    link="https://github.com/ROCm/k8s-device-plugin/issues/157",
+)
+def gpu_partition(case: Case) -> Found | None:
+    if case.device != "rocm" or case.host is None:
+        return None
+    parts = [(gpu, sign) for gpu in case.host.gpus if (sign := part_of_card(gpu, case.host.gpus))]
+    if not parts:
+        return None
+    gpu, sign = parts[0]
+    return Found(
+        f"{len(parts)} of {len(case.host.gpus)} devices are parts of a card: {gpu.render_node} {sign}",
+        "Tensor parallelism needs whole cards (compute partition SPX, memory partition NPS1): a part has an "
+        "eighth to a half of the memory, and communication fails with more than eight of them.",
+        "With nothing running: amd-smi set --gpu all --compute-partition SPX && "
+        "amd-smi set --gpu all --memory-partition NPS1",
+    )
+
+
+def part_of_card(gpu: Gpu, gpus: tuple[Gpu, ...]) -> str | None:
+    """What shows that a device is a part of a card, in words; None for a whole one. By mode where the driver
+    tells it, else by units and bus address. Too little memory is for the memory plan to notice, which is made
+    with what the driver reports."""
+    if gpu.compute_partition not in (None, "SPX") or gpu.memory_partition not in (None, "NPS1"):
+        return f"is in {gpu.compute_partition or 'SPX'}/{gpu.memory_partition or 'NPS1'} mode"
+    known = card_by_device_id(gpu.device_id)
+    if known and gpu.compute_units < known[0].compute_units:
+        return f"has {gpu.compute_units} of {known[0].compute_units} compute units"
+    if sum(other.pci == gpu.pci for other in gpus) > 1:
+        return f"shares the bus address {gpu.pci} with others"
+    return None
+
+
+@rule(
+    "mixed-architectures",
+    "refuse",
+    "ranks on GPUs of different architectures",
+    link=f"{VLLM}/tree/v0.33.0",
+)
+def mixed_architectures(case: Case) -> Found | None:
+    if case.device != "rocm" or not set(SERVED) <= set(case.gpus or ()):
+        return None
+    return Found(
+        f"the GPUs here are {describe(case.gpus or ())}",
+        "The two speak different FP8 dialects, so the ranks would read each other's numbers wrongly.",
+        "Leave the GPUs of one kind to the server with HIP_VISIBLE_DEVICES.",
+    )
+
+
+@rule(
+    "mixed-cards",
+    "warn",
+    "ranks on different cards",
+    rows="F32",
+    link="https://github.com/gpustack/gpustack/issues/4166",
+)
+def mixed_cards(case: Case) -> Found | None:
+    cards = sorted({gpu.device_id for gpu in case.host.gpus}) if case.host else []
+    if case.device != "rocm" or len(cards) < 2:
+        return None
+    return Found(
+        f"the GPUs here have different device ids: {', '.join(cards)}",
+        "All ranks wait for the slowest card and have the memory of the smallest; the plan is made for the least of "
+        "each.",
+        "Leave the GPUs of one kind to the server with HIP_VISIBLE_DEVICES.",
     )
 
 
@@ -231,8 +310,7 @@ def vllm_too_old(case: Case) -> Found | None:
         return None
     name = "v4_gfx942" if case.gfx942 else "v4_gfx950"
     feature = releases().features[name]
-    tag = case.image.rpartition(":")[2]
-    found = {"vLLM": case.vllm, f"the image {case.image}": tag if tag.startswith("v") else ""}
+    found = {"vLLM": case.vllm, f"the image {case.image}": image_version(case.image)}
     for what, text in found.items():
         if text and version(text) and version(text) < version(feature.since):
             return Found(

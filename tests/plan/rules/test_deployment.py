@@ -142,3 +142,35 @@ def test_w44_f35_a_release_named_vllm() -> None:
         assert made.deployment.service_links is False
         assert "W44" in notice(made, "service-name").rows
     assert "service-name" not in rules_of(deployed("name=dsv4"))
+
+
+@pytest.mark.parametrize(
+    ("image", "instead"),
+    [
+        (
+            "registry.example:5000/vllm/vllm-openai:v0.33.0",
+            "registry.example:5000/vllm/vllm-openai-rocm:v0.33.0,",
+        ),
+        ("mirror.example/hub/vllm-openai:v0.33.0", "mirror.example/hub/vllm-openai-rocm:v0.33.0,"),
+        ("vllm-openai", "vllm/vllm-openai-rocm:v0.33.0,"),
+        ("vllm/vllm-openai-cpu:v0.32.0", "vllm/vllm-openai-rocm:v0.32.0,"),
+    ],
+)
+def test_w21_an_image_without_rocm_from_anywhere(image: str, instead: str) -> None:
+    assert f"Use {instead}" in refusal(image=image).fix
+
+
+def test_w36_every_runtime_class_of_nvidia() -> None:
+    assert "nvidia-legacy" in refusal(deployment={"runtime_class": "nvidia-legacy"}).what
+
+
+def test_w37_pipeline_stages_need_gpus_too() -> None:
+    error = refusal("pipeline-parallel-size=2", tp=4, deployment={"free_gpus": 4})
+    assert "1 replica(s) of 8 GPUs" in error.what
+
+
+def test_w38_a_rollout_that_may_replace_nothing() -> None:
+    made = plan(deployment={"max_unavailable": 0})
+    assert made.deployment.max_unavailable == 1
+    assert notice(made, "rollout-surge").what == "maxUnavailable 0 -> 1"
+    assert plan(deployment={"max_unavailable": 0, "max_surge": 1, "free_gpus": 8}).deployment.max_surge == 1

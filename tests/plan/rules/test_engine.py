@@ -303,3 +303,72 @@ def test_notices_are_one_line_with_reason_rows_and_override() -> None:
         assert "\n" not in line
         assert found.rule in line
         assert dataclasses.asdict(found)["link"].startswith("https://")
+
+
+FLASH_0731 = "deepseek-v4-flash-0731"
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "row"),
+    [
+        (("spec-method=dspark", "spec-tokens=5"), None, "W19"),
+        (("spec-method=mtp", "spec-tokens=1"), FLASH_0731, "W20"),
+        (("speculative-config.method=dspark",), None, "W19"),
+    ],
+)
+def test_w19_w20_the_short_forms_of_speculation(
+    settings: tuple[str, ...], model: str | None, row: str
+) -> None:
+    assert row in refusal(*settings, model=model).fix
+
+
+def test_w18_f44_the_short_forms_count_as_well() -> None:
+    made = plan("spec-method=mtp", "spec-tokens=3")
+    assert "num_speculative_tokens 3" in notice(made, "mtp-reuses-layer").what
+    assert notice(made, "speculation-gfx942")
+    assert made.memory is not None
+    assert made.memory.layout.draft.kind == "mtp"
+    assert made.memory.layout.draft_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"kv_connector":"OffloadingConnector","kv_role":"kv_both"}',
+        '{"kv_connector":"MultiConnector","kv_connector_extra_config":{"connectors":'
+        '[{"kv_connector":"OffloadingConnector"}]}}',
+    ],
+)
+def test_w49_offloading_under_its_other_name(content: str) -> None:
+    made = plan(f"kv-transfer-config={content}")
+    assert notice(made, "kv-offloading")
+    assert "kv-transfer-config" not in flags(made)
+    assert "kv-transfer-config" in flags(plan('kv-transfer-config={"kv_connector":"NixlConnector"}'))
+
+
+def test_w17_graphs_that_are_off_by_their_mode() -> None:
+    assert notice(plan('compilation-config={"cudagraph_mode":"NONE"}'), "enforce-eager")
+
+
+@pytest.mark.parametrize("content", ['{"use_fp4_indexer_cache":"true"}', '{"indexer_kv_dtype":"MXFP4"}'])
+def test_w14_however_it_is_written(content: str) -> None:
+    assert "W14" in refusal(f"attention-config={content}").fix
+
+
+def test_w08_is_about_fp4_experts_and_reads_names_as_vllm_does() -> None:
+    assert "W08" in refusal("moe-backend=AITER", vllm="0.32.0").fix
+    assert plan("moe-backend=Triton-Unfused")
+    assert plan("moe-backend=aiter", model="deepseek-v4-flash-base", vllm="0.32.0")
+
+
+@pytest.mark.parametrize("name", ["speculative-config", "attention-config", "compilation-config"])
+@pytest.mark.parametrize("value", ["[1]", "5", "x"])
+def test_a_configuration_that_is_no_object(name: str, value: str) -> None:
+    assert f"--{name} {value} is no JSON object" in refusal(f"{name}={value}").what
+
+
+def test_flags_and_formats_that_nobody_knows_are_warned_about() -> None:
+    made = plan("max-num-sequences=5", "quantization=awq")
+    assert notice(made, "unknown-flag").fix.startswith("Did you mean max-num-seqs?")
+    assert "awq" in notice(made, "quantization-other").what
+    assert not rules_of(plan("max-num-seqs=5", "attention-config.a=1", "seed=3")) & {"unknown-flag"}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import pytest
 
 from dsv4_deploy import catalog
+from dsv4_deploy.facts import host
 from dsv4_deploy.plan.rules import legal_tp
 from tests import hosts, small_checkpoint
 from tests.plan.cases import flags, notice, on_host, plan, refusal, rules_of, text
@@ -178,3 +180,96 @@ def test_several_refusals_are_told_at_once() -> None:
     assert "cannot be split" in error.what
     assert "kv-cache-dtype" in error.detail
     assert "expert-parallel" in error.detail
+
+
+@pytest.mark.parametrize(
+    ("made_up", "words"),
+    [
+        (hosts.Host(compute_partition="CPX"), "64 of 64 devices are parts of a card"),
+        (hosts.Host(compute_partition="QPX"), "QPX/NPS1"),
+        (hosts.Host(memory_partition="NPS4"), "SPX/NPS4"),
+        # A virtual function tells no mode.
+        (
+            hosts.Host(card=hosts.MI300X_VF, compute_partition="DPX", hypervisor=("QEMU", "KVM")),
+            "152 of 304 compute units",
+        ),
+    ],
+)
+def test_w30_f17_f31_parts_of_cards_are_refused_by_the_plan_too(
+    tmp_path: pathlib.Path, made_up: hosts.Host, words: str
+) -> None:
+    error = refusal(tp=8, known=on_host(tmp_path, made_up))
+    assert words in error.what
+    assert "amd-smi set --gpu all --compute-partition SPX" in error.fix
+    assert "W30" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "4"}, 1),
+        ({"ROCR_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "3,4"}, 1),
+        ({"HIP_VISIBLE_DEVICES": "1,-1,2"}, 1),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-2fd1a0c5d1e70112,GPU-9c7a0e5b77d31f00"}, 2),
+    ],
+)
+def test_w03_gpus_that_a_variable_hides(
+    tmp_path: pathlib.Path, variables: dict[str, str], found: int
+) -> None:
+    error = refusal(tp=4, environ=variables, known=on_host(tmp_path, hosts.Host()))
+    assert f"World size (4) is larger than the number of available GPUs ({found})" in error.what
+    assert all(f"{name}={value}" in error.what for name, value in variables.items())
+    assert plan(environ=variables, known=on_host(tmp_path / "again", hosts.Host())).tp == found
+    # They say nothing about the GPUs of another machine.
+    assert plan(tp=8, environ=variables).tp == 8
+
+
+def two_kinds(root: pathlib.Path, first: hosts.Card, second: hosts.Card) -> dict[str, Any]:
+    """What is known on a host whose last four GPUs are of another kind."""
+    hosts.write(root, hosts.Host(card=first))
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
+    for number in range(6, 10):
+        other = hosts.write(root / f"other{number}", hosts.Host(card=second))
+        for name in ("properties", "mem_banks/0/properties"):
+            text = (other / nodes.relative_to(root) / str(number) / name).read_text()
+            (nodes / str(number) / name).write_text(text)
+    here = host.read(root, hosts.statvfs(64 * 2**30))
+    return {"gpus": here.gfx_names, "host": here, "vllm_version": "0.33.0"}
+
+
+def test_f32_two_kinds_of_cards_are_planned_for_as_the_lesser(tmp_path: pathlib.Path) -> None:
+    made = plan(tp=8, known=two_kinds(tmp_path / "a", hosts.MI300X, hosts.MI308X))
+    assert made.card is not None
+    assert made.card.name == "mi308x"
+    assert "74a1, 74a2" in notice(made, "mixed-cards").what
+    made = plan(tp=8, known=two_kinds(tmp_path / "b", hosts.MI325X, hosts.MI300X))
+    assert made.card is not None
+    assert made.card.hbm_bytes == hosts.MI300X.hbm_bytes
+    made = plan(tp=8, known=two_kinds(tmp_path / "c", hosts.MI300X, hosts.UNKNOWN))
+    assert "74ff" in notice(made, "unknown-card").what
+    made = plan(tp=8, known=two_kinds(tmp_path / "d", hosts.MI300X, hosts.MI300X_VF))
+    assert notice(made, "virtual-function-tp8")
+
+
+def test_two_architectures_in_one_server_are_refused(tmp_path: pathlib.Path) -> None:
+    both = two_kinds(tmp_path, hosts.MI300X, hosts.MI355X)
+    error = refusal(tp=8, known=both)
+    assert "4 x gfx942, 4 x gfx950" in error.what
+    assert plan(tp=4, environ={"HIP_VISIBLE_DEVICES": "0,1,2,3"}, known=both).tp == 4
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "vllm/vllm-openai-rocm:v0.21.0",
+        "vllm/vllm-openai-rocm:0.21.0",
+        "registry.example:5000/amd/vllm-openai-rocm:v0.20.2rc1",
+        f"vllm/vllm-openai-rocm:v0.21.0@sha256:{'a' * 64}",
+    ],
+)
+@pytest.mark.parametrize("named", [None, "0.33.0"])
+def test_f03_an_old_image_however_it_is_named(image: str, named: str | None) -> None:
+    error = refusal(image=image, vllm=named)
+    assert "0.2" in error.what
+    assert "F03" in error.fix
