@@ -7,6 +7,7 @@ when to send one; see health.py.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 import uuid
@@ -46,13 +47,15 @@ async def send(client: httpx.AsyncClient, model: str, timeout_s: float, *, prior
         request["priority"] = PRIORITY
     began = time.perf_counter()
     try:
-        response = await client.post(
-            "/v1/completions",
-            json=request,
-            headers={"X-Request-Id": f"canary-{mark}"},
-            timeout=timeout_s,
-        )
-    except httpx.TimeoutException:
+        # httpx bounds each read; an answer that comes in drops would never end.
+        async with asyncio.timeout(timeout_s):
+            response = await client.post(
+                "/v1/completions",
+                json=request,
+                headers={"X-Request-Id": f"canary-{mark}"},
+                timeout=timeout_s,
+            )
+    except (httpx.TimeoutException, TimeoutError):
         return Outcome("failed", time.perf_counter() - began, f"no answer within {timeout_s:.0f} s")
     except httpx.HTTPError as error:
         return Outcome("failed", time.perf_counter() - began, f"{type(error).__name__}: {error}".rstrip(": "))
@@ -70,7 +73,7 @@ def _problem(response: httpx.Response) -> str:
         body = response.json()
         reason = body["choices"][0]["finish_reason"]
         tokens = int(body["usage"]["completion_tokens"])
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
         return f"not a completion: {response.text[:200]}"
     if reason not in ("length", "stop") or tokens < 1:
         return f"finish_reason {reason} with {tokens} token(s)"

@@ -8,6 +8,7 @@ long prompt is prefilled, and `kv_cache_usage_perc` is what moves then.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
@@ -56,7 +57,7 @@ def parse(text: bytes) -> Counters | None:
     position: dict[str, list[float]] = {}
     for name, labels, number in _SAMPLE.findall(text):
         found = _ENGINE.search(labels)
-        engine = found[1].decode() if found else ""
+        engine = found[1].decode(errors="replace") if found else ""
         value = _number(number)
         position.setdefault(engine, []).append(value)
         if name.decode() in _PENDING:
@@ -80,7 +81,9 @@ def patch_lines(text: bytes) -> bytes:
 
 
 def _number(text: bytes) -> float:
+    """The value; 0 for what is none. NaN is none: it differs from itself, which would look like movement."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return 0.0
+    return value if math.isfinite(value) else 0.0

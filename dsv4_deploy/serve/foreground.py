@@ -27,6 +27,7 @@ def serve(
     termination_log: pathlib.Path,
 ) -> int:
     """Run the deployment to its end. Raises DeployError when it cannot begin."""
+    _fill_standard_descriptors()
     launcher = command.launcher(os.environ)
     with store.lock(plan.port, 0, lambda _holder: None) as locked:
         record = store.load(plan.port)
@@ -49,3 +50,11 @@ def serve(
         )
         store.save(record)
     return supervisor.supervise(record, store, listener, passed_on=1, termination_log=termination_log)
+
+
+def _fill_standard_descriptors() -> None:
+    """Whoever starts us with stdout closed (`>&-`) would have its number given to the next file that is opened,
+    such as the state's lock, and vLLM's output written into that."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)

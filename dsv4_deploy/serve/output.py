@@ -85,9 +85,12 @@ class RotatingFile:
         self._size += len(data)
 
     def _rotate(self) -> None:
+        old = self._descriptor
+        # Where no new file can be made the old one goes on, and the next try is a file's length away: each moves
+        # the older parts on.
+        self._size = 0
         with contextlib.suppress(OSError):
             shift(self._path, self._keep)
-            old = self._descriptor
             self._open()
             os.close(old)
             self._parts = min(self._parts + 1, self._keep + 1)

@@ -31,7 +31,11 @@ def how(code: int | None) -> str:
     if code is None:
         return "it ended"
     if code < 0:
-        name = signal.Signals(-code).name
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            # Real-time signals have no names of their own.
+            name = f"signal {-code}"
         hint = "; somebody or the kernel did it, and `dmesg` says whether memory ran out"
         return f"it was killed by {name}{hint if -code == signal.SIGKILL else ''}"
     return f"it ended with exit code {code}"

@@ -10,12 +10,18 @@ import json
 import os
 import re
 import socket
+import time
 import urllib.parse
 
 from dsv4_deploy.errors import DeployError
 
 TIMEOUT_S = 2.0
-_IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.eE+]+)$", re.MULTILINE)
+"""For the whole answer."""
+_MOST_BYTES = 16 << 20
+"""Of an answer: vLLM's metrics have some hundred kilobytes."""
+_IN_FLIGHT = re.compile(
+    r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?)$", re.MULTILINE
+)
 
 
 def auth_headers() -> dict[str, str]:
@@ -34,7 +40,7 @@ def verdict(health_url: str, name: str, timeout_s: float = TIMEOUT_S) -> tuple[b
         return False, f"nothing answers on {health_url}"
     try:
         reason = str(json.loads(body)["reason"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         reason = f"HTTP status {status}"
     return status == 200, reason
 
@@ -62,15 +68,20 @@ def _get(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     """
     parts = urllib.parse.urlsplit(url)
     request = f"GET {parts.path} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n"
+    deadline = time.monotonic() + timeout_s
+    answer = bytearray()
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 80), timeout_s) as connection:
             connection.sendall(request.encode())
-            answer = b""
             while block := connection.recv(64 * 1024):
                 answer += block
+                left = deadline - time.monotonic()
+                if left <= 0 or len(answer) > _MOST_BYTES:
+                    return 0, ""
+                connection.settimeout(left)
     except OSError:
         return 0, ""
-    head, _, body = answer.partition(b"\r\n\r\n")
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
     words = head.split(maxsplit=2)
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
         return 0, ""

@@ -57,6 +57,8 @@ DRAIN_POLL_S = 0.25
 # One look may take this long before it counts as unanswered: a saturated API server is slow, not dead
 # (https://github.com/vllm-project/vllm/issues/38157 saw 40 s).
 POLL_TIMEOUT_S = 60.0
+# What reading something else than a list of models raises.
+_NO_LIST = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 WARM_UP_ATTEMPTS = 3
 WARM_UP_PAUSE_S = 2.0
 # vLLM's API server notices a dead engine within 5 s and ends; one that does not is ended.
@@ -114,6 +116,7 @@ class Supervisor:
         self._exporter = Exporter(passthrough=watch.passthrough)
         self._segments = shared_memory
         self._life: _Life | None = None
+        self._left_behind = False
         self._signals: list[int] = []
         self._stop = asyncio.Event()
 
@@ -185,7 +188,7 @@ class Supervisor:
             code = await self._one_life()
             if code is not None:
                 return code
-            if not left or self._stop.is_set():
+            if not left or self._stop.is_set() or self._left_behind:
                 return FAILED
             self._note(
                 f"starting vLLM again in {RESTART_PAUSE_S:.0f} s; {left - 1} restart(s) left after this"
@@ -268,7 +271,7 @@ class Supervisor:
         """Wait until vLLM answers and lists the model; the longest request that it takes, in tokens."""
         while True:
             await asyncio.sleep(LOADING_POLL_S)
-            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(httpx.HTTPError, *_NO_LIST):
                 if (await client.get("/health")).status_code != 200:
                     continue
                 answer = await client.get("/v1/models")
@@ -334,8 +337,9 @@ class Supervisor:
     async def _look(self, client: httpx.AsyncClient) -> Counters | None:
         """Read vLLM's counters, and what it thinks of its engine. None when there are none to be had."""
         try:
-            health, metrics = await asyncio.gather(client.get("/health"), client.get("/metrics"))
-        except httpx.HTTPError:
+            async with asyncio.timeout(POLL_TIMEOUT_S):
+                health, metrics = await asyncio.gather(client.get("/health"), client.get("/metrics"))
+        except (httpx.HTTPError, TimeoutError):
             self._exporter.unread.inc()
             self._exporter.vllm(b"")
             return None
@@ -460,7 +464,12 @@ class Supervisor:
         self._note(how, "WARNING")
         stuck = await asyncio.to_thread(postmortem.stuck, self._record.instance, life.leader)
         await asyncio.to_thread(self._remember_segments)
-        await self._end_group(life, 0.0)
+        try:
+            await self._end_group(life, 0.0)
+        except DeployError as error:
+            # A GPU that hangs holds its processes; the cause is worth all the more.
+            stuck.append(str(error))
+            self._left_behind = True
         self._tell_removed(await asyncio.to_thread(self._segments.sweep))
         await asyncio.to_thread(life.pump.join, PUMP_S)
         finding = await asyncio.to_thread(

@@ -9,6 +9,7 @@ compressed entries (ratio 4) than its top-k of 512 and must choose
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
@@ -117,8 +118,10 @@ async def _post(
     import httpx
 
     try:
-        response = await client.post(path, json=request, timeout=timeout_s)
-    except httpx.TimeoutException as error:
+        # httpx bounds each read; an answer that comes in drops would never end.
+        async with asyncio.timeout(timeout_s):
+            response = await client.post(path, json=request, timeout=timeout_s)
+    except (httpx.TimeoutException, TimeoutError) as error:
         raise WarmupError(f"{path} did not answer within {timeout_s:.0f} s") from error
     except httpx.HTTPError as error:
         raise WarmupError(f"{path} broke off: {type(error).__name__} {error}".rstrip()) from error
@@ -132,7 +135,7 @@ async def _post(
         raise WarmupError(f"{path} answered HTTP status {response.status_code}: {response.text[:300]}")
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise WarmupError(f"{path} did not answer with a JSON object: {response.text[:300]}")

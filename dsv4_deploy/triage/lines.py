@@ -17,6 +17,9 @@ from typing import BinaryIO
 BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 64 << 10
 """Bytes. A line without an end is cut into pieces of this size, which keep its number."""
+LONGEST_SEARCHED = 8 << 20
+"""Bytes of a line without an end that are searched, its last piece besides; no log has such lines, but 200 MB of one
+letter would take half a minute."""
 LONGEST_TEXT = 400
 """Characters of a line that are shown."""
 
@@ -110,17 +113,22 @@ class Reader:
 
     def _pieces(self) -> Iterator[bytes]:
         """The stream in pieces that end between two lines."""
-        rest = b""
+        rest, inside = b"", 0
         for block in _utf8(self._stream):
             end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
             if end:
                 yield self._plain(rest + block[:end])
-                rest = block[end:]
+                rest, inside = block[end:], 0
             else:
                 rest += block
-            while len(rest) > LONGEST_LINE:
-                yield self._plain(rest[:LONGEST_LINE])
-                rest = rest[LONGEST_LINE:]
+            start = 0
+            while len(rest) - start > LONGEST_LINE:
+                piece = self._plain(rest[start : start + LONGEST_LINE])
+                start += LONGEST_LINE
+                inside += len(piece)
+                if inside <= LONGEST_SEARCHED:
+                    yield piece
+            rest = rest[start:]
         if rest:
             yield self._plain(rest)
 

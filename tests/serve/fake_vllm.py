@@ -19,6 +19,7 @@ and /v1/completions. FAKE_VLLM says how it misbehaves, as words separated by com
     one-token       says the same token over and over
     frozen          after the warm-up its engine neither answers nor moves
     full            after the warm-up it answers completions with HTTP status 503
+    nan-metrics     has no numbers in its metrics
     key=KEY         wants that API key
 
 Once a file of the name in FAKE_VLLM_KILLS exists, /health says 503 and it ends four seconds later, as vLLM
@@ -160,6 +161,8 @@ def engine_is_dead() -> bool:
 
 
 def metrics(running: int, tokens: int) -> str:
+    if "nan-metrics" in QUIRKS:
+        return "vllm:num_requests_running NaN\nvllm:generation_tokens_total NaN\n<html>\x00 1e 5"
     labels = '{engine="0",model_name="fake"}'
     return (
         f"vllm:num_requests_running{labels} {float(running)}\n"

@@ -62,6 +62,19 @@ def test_what_is_not_vllms_metrics() -> None:
     assert odd is not None and odd.pending == 0
 
 
+def test_no_number_is_neither_work_nor_movement() -> None:
+    """NaN differs from itself, and no request can be counted with it or with infinity."""
+    text = b"vllm:num_requests_running %s\nvllm:generation_tokens_total %s\ndsv4_requests_in_flight %s\n"
+    seen = []
+    for number in (b"NaN", b"+Inf", b"1e999"):
+        first, second = parse(text % ((number,) * 3)), parse(text % ((number,) * 3))
+        assert first is not None and second is not None
+        assert first.engines[""].position == second.engines[""].position
+        seen.append((first.engines[""].pending, first.in_flight))
+    assert seen == [(0, 0)] * 3
+    assert parse(b'vllm:num_requests_running{engine="\xff"} 1\n') is not None
+
+
 def test_patch_lines() -> None:
     assert patch_lines(TEXT).splitlines() == [
         b"# HELP dsv4_patch_info Patches of rocm_patches in vLLM's processes.",

@@ -87,6 +87,21 @@ def test_a_full_disk_costs_lines_not_the_server() -> None:
     file.close()
 
 
+def test_where_no_new_file_can_be_made_the_old_one_goes_on(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "vllm.log"
+    file = RotatingFile(path, max_bytes=100, keep=2)
+    path.unlink()
+    path.mkdir()
+    (path / "not empty").touch()
+    path.with_name("vllm.log.1").mkdir()
+    path.with_name("vllm.log.2").mkdir()
+    (path.with_name("vllm.log.2") / "not empty").touch()
+    for number in range(30):
+        file.write(b"%050d\n" % number)
+    assert file.parts() == [path], "nothing was rotated"
+    file.close()
+
+
 def test_shift_keeps_the_newest(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log"
     for number in range(6):

@@ -99,6 +99,29 @@ def test_a_life_from_start_to_drain(deploy: Deploy, quick: tuple[str, ...]) -> N
     assert serve.termination_log.read_text() == ""
 
 
+def test_with_stdout_closed_and_metrics_that_are_none(deploy: Deploy, quick: tuple[str, ...]) -> None:
+    """The number of a closed stdout must not become that of a file, into which vLLM's output would go then."""
+    command = [sys.executable, "-m", "dsv4_deploy", "serve", *deploy.common_arguments(), *quick]
+    process = subprocess.Popen(
+        ["sh", "-c", 'exec "$@" >&- 2>&- <&-', "sh", *command],
+        env={**deploy.env, "FAKE_VLLM": "nan-metrics"},
+    )
+
+    def probe() -> tuple[int, str]:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{deploy.health_port}/readyz", trust_env=False)
+            return answer.status_code, answer.text
+        except httpx.HTTPError:
+            return 0, ""
+
+    wait_for(lambda: probe()[0] == 200, "ready", 60)
+    targets = [str(pathlib.Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in (0, 1, 2)]
+    assert targets == ["/dev/null"] * 3
+    assert deploy.state()["ready"] is True
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
 def test_canaries_of_an_idle_server(deploy: Deploy, quick: tuple[str, ...]) -> None:
     serve = Serve(deploy, *quick, "--no-vllm-metrics")
     serve.wait("startup")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4_deploy.triage import lines
-from dsv4_deploy.triage.lines import Entry, Parser, Reader, shown
+from dsv4_deploy.triage.lines import LONGEST_SEARCHED, Entry, Parser, Reader, shown
 
 WANTED = re.compile(b"ab|X")
 
@@ -195,3 +195,15 @@ def test_ordinary_words_are_not_taken_for_secrets() -> None:
 
 def test_long_lines_are_shortened() -> None:
     assert len(shown("é" * 10_000)) == lines.LONGEST_TEXT
+
+
+def test_of_a_line_without_an_end_the_first_megabytes_and_the_last_piece_are_searched() -> None:
+    data = b"X" * (20 << 20) + b" ab\nab\n"
+    looked: list[int] = []
+    found = list(
+        Reader(
+            io.BytesIO(data), re.compile(b" ab|^ab", re.MULTILINE), lambda piece: looked.append(len(piece))
+        )
+    )
+    assert [number for number, _ in found] == [1, 2]
+    assert LONGEST_SEARCHED <= sum(looked) < LONGEST_SEARCHED + 3 * (64 << 10)
