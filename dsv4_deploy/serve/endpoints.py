@@ -13,9 +13,10 @@ import errno
 import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dsv4_deploy.errors import DeployError
 from dsv4_deploy.serve import procs
@@ -24,6 +25,8 @@ from dsv4_deploy.serve.health import Verdict
 
 Message = dict[str, Any]
 _START_S = 10.0
+MOST_CONNECTIONS = 100
+"""Probes and scrapes need a handful."""
 
 
 def application(
@@ -79,6 +82,25 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+class _Protocol(H11Protocol):
+    """uvicorn's, which waits for ever for the rest of a request. Connections that say nothing would take every
+    file descriptor and with them the probes; so the oldest one goes when there are too many."""
+
+    _open: ClassVar[dict[_Protocol, None]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._open[self] = None
+        if len(self._open) > MOST_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.pop(self, None)
+        super().connection_lost(exc)
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the supervisor has its own."""
 
@@ -91,7 +113,7 @@ class _Server(uvicorn.Server):
 async def serving(app: Any, listener: socket.socket) -> Any:
     """Serve the application on that socket inside the block."""
     config = uvicorn.Config(
-        app, http="h11", ws="none", lifespan="off", log_config=None, log_level="critical",
+        app, http=_Protocol, ws="none", lifespan="off", log_config=None, log_level="critical",
         access_log=False, server_header=False, timeout_keep_alive=60, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = _Server(config)

@@ -69,6 +69,33 @@ def test_rubbish_does_not_stop_it() -> None:
     assert asyncio.run(run()) == 200
 
 
+def test_connections_that_never_ask_do_not_keep_a_probe_waiting() -> None:
+    """Half a request on each of many more connections than the server keeps."""
+
+    async def run() -> tuple[int, int]:
+        listener = endpoints.bind("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        app: Any = endpoints.application({"/livez": lambda: Verdict(True, "")}, lambda: b"")
+        async with endpoints.serving(app, listener):
+            silent = []
+            for _ in range(2 * endpoints.MOST_CONNECTIONS):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET /livez HTTP/1.1\r\nX: ")
+                silent.append((reader, writer))
+            async with httpx.AsyncClient(trust_env=False) as client:
+                status = (await client.get(f"http://127.0.0.1:{port}/livez")).status_code
+            closed = 0
+            for reader, _ in silent[: endpoints.MOST_CONNECTIONS]:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+                closed += 1
+            for _, writer in silent:
+                writer.close()
+        return status, closed
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == (200, endpoints.MOST_CONNECTIONS)
+
+
 def test_a_port_in_use_is_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
