@@ -84,19 +84,20 @@ lint: venv-test ## ruff (rules and format) and mypy
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/mypy"
 
-# What starts no server runs beside each other, on every processor; servers one after the other, since their tests
-# are about time. Both parts always run.
-FAST_TESTS = "$(BIN)/python" -m pytest -n $(TEST_JOBS) --dist worksteal -m "not vllm and not e2e" $(PYTEST_ARGS)
-SERVER_TESTS = "$(BIN)/python" -m pytest -m "vllm or e2e" $(PYTEST_ARGS)
+# What is not about time runs beside each other, on every processor (tests of one xdist_group stay together, on one);
+# servers one after the other. Both parts always run.
+PYTEST = "$(BIN)/python" -m pytest $(PYTEST_ARGS)
+BESIDE = -n $(TEST_JOBS) --dist loadgroup
 # Of what PYTEST_ARGS chooses, all may lie in the other part: then pytest ends with 5.
 NONE_CHOSEN = [ $$? = $(if $(PYTEST_ARGS),5,never) ]
 # One thread: torch's threads spin while they wait, which on a shared machine costs more than they bring.
 test test-fast: export OMP_NUM_THREADS ?= 1
 test: deps venv-test tools sources lint ## everything: lint, then all tests with real servers (PYTEST_ARGS= goes to pytest)
-	@failed=0; $(FAST_TESTS) || $(NONE_CHOSEN) || failed=1; $(SERVER_TESTS) || $(NONE_CHOSEN) || failed=1; exit $$failed
+	@failed=0; $(PYTEST) $(BESIDE) -m "not e2e" || $(NONE_CHOSEN) || failed=1; \
+	$(PYTEST) -m e2e || $(NONE_CHOSEN) || failed=1; exit $$failed
 
 test-fast: deps venv-test tools sources ## the tests that start no vLLM
-	@$(FAST_TESTS)
+	@$(PYTEST) $(BESIDE) -m "not vllm and not e2e"
 
 bench: venv ## start-up, memory and decode speed against plain vLLM (BENCH_ARGS='--json FILE')
 	"$(BIN)/python" bench/commands.py
