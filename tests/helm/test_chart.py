@@ -484,6 +484,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"autoscaling": {"mode": "keda"}}, "Set autoscaling.keda.serverAddress"),
     ({"inferencePool": {"enabled": True}}, "Set inferencePool.endpointPicker"),
     ({"httpRoute": {"enabled": True}}, "Set httpRoute.parentRefs"),
+    (
+        {"cache": {"type": "claim", "accessModes": ["ReadWriteOncePod"]}, "replicas": 3},
+        "only one pod use the claim, and there may be 3",
+    ),
     ({"extraVolumes": [{"name": "shm"}]}, "Choose another name"),
     ({"extraVolumeMounts": [{"name": "no", "mountPath": "/x"}]}, "Add it to extraVolumes"),
     (

@@ -136,6 +136,10 @@
 {{- include "dsv4.refuse" "httpRoute.enabled needs a Gateway. Set httpRoute.parentRefs, for example [{name: gateway, namespace: networking}]" -}}
 {{- end -}}
 
+{{- $pods := ternary $values.replicas $values.autoscaling.maxReplicas (eq $values.autoscaling.mode "none") | int | mul $nodes -}}
+{{- if and (eq $values.cache.type "claim") (not $values.cache.claim) (has "ReadWriteOncePod" $values.cache.accessModes) (gt $pods 1) -}}
+{{- include "dsv4.refuse" (printf "cache.accessModes ReadWriteOncePod lets only one pod use the claim, and there may be %d. Use ReadWriteMany, or cache.type emptyDir" $pods) -}}
+{{- end -}}
 {{- include "dsv4.validateArguments" . -}}
 {{- include "dsv4.validatePod" . -}}
 {{- end -}}
