@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dsv4_deploy.errors import DeployError
 from dsv4_deploy.plan.plan import Plan
 from dsv4_deploy.plan.watch import Watch
-from dsv4_deploy.serve import child, command, endpoints, procs, state, supervisor, up
+from dsv4_deploy.serve import child, command, endpoints, probe, procs, state, supervisor, up
 from dsv4_deploy.spec import ServingSpec
 
 
@@ -28,6 +28,8 @@ def serve(
 ) -> int:
     """Run the deployment to its end. Raises DeployError when it cannot begin."""
     _fill_standard_descriptors()
+    # A key that cannot be sent is told now, and not when the weights are loaded.
+    probe.auth_headers()
     launcher = command.launcher(os.environ)
     with store.lock(plan.port, 0, lambda _holder: None) as locked:
         record = store.load(plan.port)

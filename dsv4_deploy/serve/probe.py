@@ -13,7 +13,7 @@ import socket
 import time
 import urllib.parse
 
-from dsv4_deploy.errors import DeployError
+from dsv4_deploy.errors import DeployError, refused
 
 TIMEOUT_S = 2.0
 """For the whole answer."""
@@ -25,8 +25,15 @@ _IN_FLIGHT = re.compile(
 
 
 def auth_headers() -> dict[str, str]:
-    """The header that the server wants when VLLM_API_KEY is set (vLLM reads the same variable)."""
+    """The header that the server wants when VLLM_API_KEY is set (vLLM reads the same variable). Raises DeployError
+    for a key that no header can carry; it is not quoted."""
     key = os.environ.get("VLLM_API_KEY")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise refused(
+            "VLLM_API_KEY holds something else than printable ASCII, or begins or ends with a space",
+            why="It is sent in a header of HTTP, which cannot carry that; often it is the newline of a file.",
+            fix="Set it again without, for example VLLM_API_KEY=$(cat FILE).",
+        )
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -97,15 +97,18 @@ def unsound(body: dict[str, Any]) -> str:
         tokens, values = logprobs["tokens"], logprobs["token_logprobs"]
     except (KeyError, IndexError, TypeError):
         return f"not a completion with log-probabilities: {json.dumps(body)[:200]}"
+    if not isinstance(tokens, list) or not isinstance(values, list):
+        return f"log-probabilities that are no lists: {json.dumps(logprobs)[:200]}"
     if len(tokens) != ANSWER_TOKENS or len(values) != len(tokens):
         return f"{len(tokens)} tokens with {len(values)} log-probabilities, not {ANSWER_TOKENS}"
-    strange = [value for value in values if not isinstance(value, int | float) or not math.isfinite(value)]
+    # A float: an integer as large as JSON allows has no place in one.
+    strange = [value for value in values if not isinstance(value, float) or not math.isfinite(value)]
     if strange:
         return f"log-probabilities that are no finite numbers: {strange[:3]}"
     # vLLM replaces minus infinity by -9999: the model gave its own choice no probability at all.
     if min(values) <= -9999.0:
         return "a chosen token has probability 0"
-    if len(set(tokens)) == 1:
+    if all(token == tokens[0] for token in tokens):
         return f"one token over and over: {tokens[0]!r}"
     if not text:
         return "an empty text"

@@ -139,8 +139,11 @@ def _chat(call: Call, body: Mapping[str, Any]) -> tuple[list[str], str]:
     if call.thinks and not thoughts:
         problems.append("there are no thoughts although thinking is on")
     if call.body and call.body.get("logprobs") and not problems:
-        tokens = (choice.get("logprobs") or {}).get("content")
-        values = [token.get("logprob") for token in tokens] if isinstance(tokens, list) else None
+        about = choice.get("logprobs")
+        tokens = about.get("content") if isinstance(about, dict) else None
+        values = None
+        if isinstance(tokens, list):
+            values = [token.get("logprob") if isinstance(token, dict) else None for token in tokens]
         problems += shape.logprobs(values, body["usage"]["completion_tokens"])
     if call.thinks and not content and choice.get("finish_reason") == "length":
         return problems, f"the budget of {call.max_tokens} tokens ended inside the thoughts"

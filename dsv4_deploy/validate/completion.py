@@ -117,7 +117,7 @@ def _check_status(response: Any) -> None:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _strange_answer(f"not JSON ({error})", text) from error
     if not isinstance(body, dict):
         raise _strange_answer("not a JSON object", text)

@@ -75,18 +75,24 @@ def usage(counts: Any, max_tokens: int) -> list[str]:
     return []
 
 
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        # An integer that is larger than any number of the machine.
+        return False
+
+
 def logprobs(values: Any, tokens: int) -> list[str]:
     """Problems of the log-probabilities of `tokens` generated tokens: one each, finite, not above zero."""
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != tokens:
         count = len(values) if isinstance(values, Sequence) else "no"
         return [f"{count} log-probabilities for {tokens} tokens"]
-    bad = [
-        value
-        for value in values
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-    ]
+    bad = [value for value in values if not _is_finite(value)]
     if bad:
-        return [f"{len(bad)} of {tokens} log-probabilities are not finite numbers, the first is {bad[0]!r}"]
+        return [
+            f"{len(bad)} of {tokens} log-probabilities are not finite numbers, the first is {str(bad[0])[:80]}"
+        ]
     # A little above zero is rounding.
     above = [value for value in values if value > 1e-4]
     return (
@@ -106,7 +112,7 @@ def tool_call(calls: Any, name: str, schema: Mapping[str, Any]) -> list[str]:
     text = function.get("arguments")
     try:
         arguments = json.loads(text or "")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         return [f"the arguments of the tool call are not JSON ({error}): {text!r}"]
     if not isinstance(arguments, dict):
         return [f"the arguments of the tool call are no JSON object: {text!r}"]

@@ -47,7 +47,7 @@ class Stream:
         self.events += 1
         try:
             event = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._wrong(f"an event is not JSON ({error}): {data[:80]!r}")
             return
         if not isinstance(event, dict):

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from dsv4_deploy.errors import REFUSED, DeployError, render
 from dsv4_deploy.serve import canary, probe
 
 Reply = Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -68,6 +69,19 @@ def test_a_probe_has_an_answer_in_time(reply: Reply) -> None:
     assert reason.startswith(("nothing answers", "HTTP status 200"))
     # The limit is half a second; a busy machine gets the rest.
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "key\n", " key", "a\r\nX-Other: b"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    with pytest.raises(DeployError) as raised:
+        probe.auth_headers()
+    assert raised.value.exit_code == REFUSED
+    assert key not in render(raised.value)
+    monkeypatch.setenv("VLLM_API_KEY", "a-key")
+    assert probe.auth_headers() == {"Authorization": "Bearer a-key"}
 
 
 @pytest.mark.parametrize("reply", [drops, nested, infinite])
