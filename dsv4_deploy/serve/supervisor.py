@@ -316,7 +316,11 @@ class Supervisor:
             return
         self._health.enter(Phase.SERVING, "")
         self._record = dataclasses.replace(self._record, ready=True)
-        await asyncio.to_thread(self._store.save, self._record)
+        try:
+            await asyncio.to_thread(self._store.save, self._record)
+        except DeployError as error:
+            # A full disk makes `status` say "starting"; it is no reason to end a server that answers.
+            self._note(f"{error}; it serves all the same", "WARNING")
         told = ", ".join(f"{name} {taken:.1f} s" for name, taken in seconds.items())
         self._note(f"ready; warm-up: {told}")
 

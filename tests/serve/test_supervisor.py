@@ -122,6 +122,23 @@ def test_with_stdout_closed_and_metrics_that_are_none(deploy: Deploy, quick: tup
     assert process.wait(60) == 0
 
 
+def test_a_state_that_cannot_be_written_does_not_end_a_server(deploy: Deploy, quick: tuple[str, ...]) -> None:
+    """As on a full disk, at the moment when the server becomes ready."""
+    serve = Serve(deploy, *quick, quirks="slow")
+    wait_for(lambda: serve.probe("live")[0] == 200, "the side port")
+    deploy.state_file.unlink()
+    in_the_way = deploy.state_file / "in the way"
+    in_the_way.mkdir(parents=True)
+    serve.wait("ready")
+    in_the_way.rmdir()
+    deploy.state_file.rmdir()
+    serve.process.send_signal(signal.SIGTERM)
+    code, _, stderr = serve.end()
+    assert code == 0, stderr
+    assert "it serves all the same" in stderr
+    assert marked(deploy.run_id) == []
+
+
 def test_canaries_of_an_idle_server(deploy: Deploy, quick: tuple[str, ...]) -> None:
     serve = Serve(deploy, *quick, "--no-vllm-metrics")
     serve.wait("startup")
