@@ -88,7 +88,20 @@ def gpu_devices(case: Case) -> Iterator[Finding]:
     if closed:
         yield _closed(case, closed)
     elif not missing:
-        yield ok("gpu-devices", f"/dev/kfd and {len(host.render)} render nodes can be opened")
+        others = sorted({device.gid for device in devices} - host.groups)
+        if host.container and others:
+            yield warn(
+                "gpu-devices",
+                f"the devices can be opened, but not because of their group {' '.join(map(str, others))}",
+                f"User {host.uid} is in groups {', '.join(str(gid) for gid in sorted(host.groups))}; without its "
+                "privileges, or on a host with stricter modes, the same container finds no GPU.",
+                _join_groups(case, others),
+                "F16",
+                "W27",
+                link="https://github.com/ROCm/k8s-device-plugin/issues/39",
+            )
+        else:
+            yield ok("gpu-devices", f"/dev/kfd and {len(host.render)} render nodes can be opened")
 
 
 def _closed(case: Case, closed: list[Device]) -> Finding:
@@ -106,6 +119,22 @@ def _closed(case: Case, closed: list[Device]) -> Finding:
         )
     gids = sorted({device.gid for device in closed})
     names = " ".join(f"{gid} ({host.group_names.get(gid, 'no name here')})" for gid in gids)
+    return fail(
+        "gpu-devices",
+        found,
+        f"They belong to group {names}, and user {host.uid} is in groups "
+        f"{', '.join(str(gid) for gid in sorted(host.groups))}. The number differs from host to host.",
+        _join_groups(case, gids),
+        "F16",
+        "F30",
+        "W27",
+        link="https://github.com/ROCm/k8s-device-plugin/issues/39",
+    )
+
+
+def _join_groups(case: Case, gids: list[int]) -> str:
+    """How a process gets into groups, where it runs."""
+    host = case.host
     numbers = " ".join(str(gid) for gid in gids)
     ways = {
         "kubernetes": f"Add supplementalGroups: [{', '.join(map(str, gids))}] to the pod's securityContext.",
@@ -115,17 +144,7 @@ def _closed(case: Case, closed: list[Device]) -> Finding:
     }
     group = host.group_names.get(gids[0], gids[0])
     on_host = f"Add the user to group {numbers} (usermod -aG {group} USER) and log in again."
-    return fail(
-        "gpu-devices",
-        found,
-        f"They belong to group {names}, and user {host.uid} is in groups "
-        f"{', '.join(str(gid) for gid in sorted(host.groups))}. The number differs from host to host.",
-        ways.get(host.container or "", on_host),
-        "F16",
-        "F30",
-        "W27",
-        link="https://github.com/ROCm/k8s-device-plugin/issues/39",
-    )
+    return ways.get(host.container or "", on_host)
 
 
 def gpu_card(case: Case) -> Iterator[Finding]:

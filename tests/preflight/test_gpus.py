@@ -98,6 +98,21 @@ def test_devices_of_a_group_that_we_are_not_in(bench: Bench, mark: str | None, w
     assert "F16" in text and "F30" in text and "W27" in text
 
 
+def test_w27_a_container_with_the_video_group_alone(bench: Bench) -> None:
+    """The devices open (root, or loose modes), and the group of the render nodes is none of ours."""
+    case = bench.case(Host(mark=".dockerenv"))
+    render = tuple(dataclasses.replace(device, gid=109, problem=None) for device in case.host.render)
+    inside = dataclasses.replace(case.host, render=render, groups=frozenset({0, 44, *os.getgroups()}) - {109})
+    (found,) = gpus.gpu_devices(dataclasses.replace(case, host=inside))
+    expect(found, "warn", "not because of their group 109", "--group-add 109", refs=("F16", "W27"))
+    joined = dataclasses.replace(inside, groups=inside.groups | {109})
+    (found,) = gpus.gpu_devices(dataclasses.replace(case, host=joined))
+    assert found.level == "ok"
+    on_the_host = dataclasses.replace(inside, container=None)
+    (found,) = gpus.gpu_devices(dataclasses.replace(case, host=on_the_host))
+    assert found.level == "ok"
+
+
 def test_a_device_cgroup_is_not_a_matter_of_groups(bench: Bench) -> None:
     case = bench.case(Host(mark=".dockerenv"))
     assert case.host.kfd is not None
