@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +76,7 @@ class Verdict:
 class Verification:
     """All patches against one vLLM. `release` is None where the folder does not say which it is."""
 
-    root: Path
+    root: str
     release: str | None
     verdicts: list[Verdict]
 
@@ -88,8 +89,8 @@ class Verification:
         return self.known and all(one.result != "MISMATCH" for one in self.verdicts)
 
 
-def vllm_root(path: Path | None) -> Path:
-    """The folder that holds the package `vllm`: `path`, its parent, or where this Python has it installed.
+def vllm_root(path: Path | None) -> Path | zipfile.Path:
+    """What holds the package `vllm`: the folder or wheel `path`, its parent, or where this Python has it installed.
 
     Nothing is imported. Raises DeployError where there is none.
     """
@@ -101,17 +102,28 @@ def vllm_root(path: Path | None) -> Path:
                 fix="Name an unpacked wheel or an installation: dsv4-deploy patches verify --vllm-path DIR",
             )
         return Path(spec.submodule_search_locations[0]).parent
-    for root in (path, path.parent):
-        if (root / "vllm" / "__init__.py").is_file() and path in (root, root / "vllm"):
-            return root
+    why = "Looked for vllm/__init__.py in it, and whether it is the folder vllm itself."
+    try:
+        if path.is_file():
+            wheel = zipfile.Path(zipfile.ZipFile(path))
+            if (wheel / "vllm" / "__init__.py").is_file():
+                return wheel
+        for root in (path, path.resolve().parent):
+            if (root / "vllm" / "__init__.py").is_file() and path.resolve() in (
+                root.resolve(),
+                root / "vllm",
+            ):
+                return root
+    except (OSError, zipfile.BadZipFile) as error:
+        why = f"{type(error).__name__}: {error}"
     raise refused(
         f"{path} holds no vLLM",
-        why="Looked for vllm/__init__.py in it, and whether it is the folder vllm itself.",
-        fix="Name site-packages or the folder in which a wheel was unpacked.",
+        why=why,
+        fix="Name site-packages, a wheel of vLLM, or the folder in which one was unpacked.",
     )
 
 
-def verify(root: Path) -> Verification:
+def verify(root: Path | zipfile.Path) -> Verification:
     """Compare what the patches touch with the sources below `root`, which are read, not imported."""
     sources = registry.Sources(root)
     release = sources.release()
@@ -124,7 +136,7 @@ def verify(root: Path) -> Verification:
             verdicts.append(Verdict(patch.id, platforms, "MISMATCH", [str(one) for one in wrong]))
         else:
             verdicts.append(Verdict(patch.id, platforms, "fits"))
-    return Verification(root, release, verdicts)
+    return Verification(str(root), release, verdicts)
 
 
 def advice(result: Verification) -> str:

@@ -18,6 +18,8 @@ import importlib.machinery
 import json
 import re
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,43 +124,85 @@ class NotNeeded:
 # --- fingerprints -----------------------------------------------------------------------------------
 
 
-def _definitions(body: Iterable[ast.stmt], name: str) -> list[ast.stmt]:
-    """Statements that define `name` at this level, those below `if` and `try` included, in text order."""
-    found: list[ast.stmt] = []
+# Statements with blocks in which names of the level above may be bound. `match` is taken whole.
+_COMPOUND = (
+    *(ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith),
+    *(ast.Try, ast.TryStar, ast.ExceptHandler),
+)
+# A statement, and the compound statements that it stands in, each with the number of the block.
+_Found = tuple[Any, tuple[tuple[Any, int], ...]]
+
+
+def _blocks(node: Any) -> list[list[Any]]:
+    """The blocks of a compound statement."""
+    return [getattr(node, part, []) for part in ("body", "orelse", "finalbody", "handlers")]
+
+
+def _binds(node: Any, symbol: str) -> bool:
+    """Whether a statement, of a compound one the head, gives `symbol` a value or takes it away: assignment to
+    the name or, for "Class.method", to the attribute, import, loop variable, `as`, walrus, pattern, `del`.
+    """
+    inner = {id(one) for block in _blocks(node) for one in block} if isinstance(node, _COMPOUND) else set()
+    pending = [node]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, ast.Name | ast.Attribute) and not isinstance(part.ctx, ast.Load):
+            if ast.unparse(part) == symbol:
+                return True
+        elif isinstance(part, ast.alias):
+            if part.name == "*" or symbol == (part.asname or part.name.split(".")[0]):
+                return True
+        elif symbol in (getattr(part, "name", None), getattr(part, "rest", None)):  # handlers, patterns
+            return True
+        elif isinstance(part, ast.comprehension):  # its variable is its own
+            pending += [part.iter, *part.ifs]
+            continue
+        pending += [child for child in ast.iter_child_nodes(part) if id(child) not in inner]
+    return False
+
+
+def _definitions(body: Iterable[Any], symbol: str, within: tuple[tuple[Any, int], ...] = ()) -> list[_Found]:
+    """All that defines `symbol` at this level, in blocks of `if`, `try` and the like as well."""
+    found: list[_Found] = []
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if node.name == name:
-                found.append(node)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            written = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(one, ast.Name) and one.id == name for one in written):
-                found.append(node)
-        elif isinstance(node, ast.If | ast.Try):
-            for part in (node.body, node.orelse, getattr(node, "finalbody", [])):
-                found += _definitions(part, name)
-            for handler in getattr(node, "handlers", []):
-                found += _definitions(handler.body, name)
+            if node.name == symbol:
+                found.append((node, within))
+        elif _binds(node, symbol):
+            found.append((node, within))
+        elif isinstance(node, _COMPOUND):
+            for number, block in enumerate(_blocks(node)):
+                found += _definitions(block, symbol, (*within, (node, number)))
     return found
 
 
 def symbol_digest(source: str, tree: ast.Module, symbol: str) -> str | None:
     """Digest of the text that defines `symbol`, decorators included; None where it is not defined.
 
-    Trailing spaces and the indentation of the whole do not count, everything else does.
+    Trailing spaces, line ends and the indentation of the whole do not count, everything else does: also whatever
+    gives the name another value further down, and the conditions under which it is defined.
     """
-    *classes, name = symbol.split(".")
-    body: list[ast.stmt] = tree.body
+    *classes, name = parts = symbol.split(".")
+    body: list[Any] = tree.body
+    others: list[_Found] = []
     for part in classes:
-        owners = [node for node in _definitions(body, part) if isinstance(node, ast.ClassDef)]
-        body = [statement for owner in owners for statement in owner.body]
+        owners = _definitions(body, part)
+        if len(owners) > 1 or any(within for _, within in owners):
+            others += owners  # the method alone does not say which class it will be
+        body = [one for owner, _ in owners if isinstance(owner, ast.ClassDef) for one in owner.body]
+    for length in range(2, len(parts) + 1):  # Class.method = ...
+        others += _definitions(tree.body, ".".join(parts[:length]))
     found = _definitions(body, name)
     if not found:
         return None
-    lines = source.splitlines()
+    lines = re.split("\r\n|\r|\n", source)  # as Python counts them; str.splitlines knows more line ends
     text = []
-    for node in found:
-        decorators = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(one.lineno for one in decorators)])
+    for node, within in (*found, *others):
+        for outer, number in within:
+            text.append(f"{type(outer).__name__} {number}")
+            if isinstance(outer, ast.If | ast.While):
+                text += [line.strip() for line in lines[outer.lineno - 1 : outer.test.end_lineno]]
+        first = min(one.lineno for one in (node, *getattr(node, "decorator_list", ())))
         block = lines[first - 1 : node.end_lineno]
         indent = len(block[0]) - len(block[0].lstrip())
         text += [line[indent:].rstrip() if not line[:indent].strip() else line.rstrip() for line in block]
@@ -177,52 +221,70 @@ def fingerprints() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
 
 
 class Sources:
-    """vLLM's source text below `root`, the folder that holds the package `vllm` (site-packages, or an
-    unpacked wheel). Every file is read once; a file that is byte for byte a known release's is not parsed.
+    """vLLM's source text below `root`, which holds the package `vllm`: site-packages, an unpacked wheel, or a
+    wheel as it is. Every file is read once; a file that is byte for byte a known release's is not parsed.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path | zipfile.Path) -> None:
         self.root = root
-        self._files: dict[str, tuple[str, str] | None] = {}
-        self._trees: dict[str, ast.Module | None] = {}
+        self._files: dict[str, tuple[str, str] | str] = {}
+        self._trees: dict[str, ast.Module | str] = {}
 
     def release(self) -> str | None:
         """The public version that the package carries in `vllm/_version.py`, or None."""
-        try:
-            text = (self.root / "vllm" / "_version.py").read_text()
-        except OSError:
+        read = self._read("vllm/_version.py")
+        if isinstance(read, str):
             return None
-        match = re.search(r"""^(?:__version__|version)\b.*=\s*['"]([^'"]+)['"]""", text, flags=re.MULTILINE)
+        pattern = r"""^(?:__version__|version)\b.*=\s*['"]([^'"]+)['"]"""
+        match = re.search(pattern, read[0], flags=re.MULTILINE)
         return match[1].split("+")[0] if match else None
 
-    def _read(self, file: str) -> tuple[str, str] | None:
-        """(text, digest) of a file, or None where it does not exist."""
+    def _read(self, file: str) -> tuple[str, str] | str:
+        """(text, digest) of a file, or why there is none."""
         if file not in self._files:
             try:
                 data = (self.root / file).read_bytes()
-                self._files[file] = data.decode(), file_digest(data)
-            except (OSError, UnicodeDecodeError):
-                self._files[file] = None
+                self._files[file] = data.decode("utf-8-sig"), file_digest(data)
+            except (FileNotFoundError, KeyError):
+                self._files[file] = f"no file {file}"
+            except UnicodeDecodeError:
+                self._files[file] = f"{file} is not UTF-8"
+            except (OSError, zipfile.BadZipFile, zlib.error) as error:
+                self._files[file] = f"{file} cannot be read: {getattr(error, 'strerror', None) or error}"
         return self._files[file]
+
+    def _parsed(self, file: str, text: str) -> ast.Module | str:
+        """The syntax tree of a file, or why there is none."""
+        if file not in self._trees:
+            try:
+                self._trees[file] = ast.parse(text)
+            except SyntaxError as error:
+                where = f", line {error.lineno}" if error.lineno else ""
+                self._trees[file] = f"{file} is no Python{where}: {error.msg}"
+            except (ValueError, RecursionError, MemoryError) as error:  # null bytes, absurd depth
+                self._trees[file] = f"{file} is no Python: {str(error) or type(error).__name__}"
+        return self._trees[file]
 
     def is_pristine(self, file: str, release: str) -> bool:
         """Whether the file is that of the release, byte for byte."""
         known = fingerprints().get(release, {}).get("files", {}).get(file)
         read = self._read(file)
-        return read is not None and read[1] == known
+        return not isinstance(read, str) and read[1] == known
+
+    def look(self, target: Target) -> tuple[str | None, str]:
+        """(digest of the target's source, "") or (None, why there is none)."""
+        read = self._read(target.file)
+        if isinstance(read, str):
+            return None, read
+        tree = self._parsed(target.file, read[0])
+        if isinstance(tree, str):
+            return None, tree
+        found = symbol_digest(read[0], tree, target.symbol)
+        return found, "" if found else "no such symbol"
 
     def digest(self, target: Target) -> str | None:
-        """Digest of the target's source; None where the file or the symbol is missing."""
-        read = self._read(target.file)
-        if read is None:
-            return None
-        if target.file not in self._trees:
-            try:
-                self._trees[target.file] = ast.parse(read[0])
-            except SyntaxError:
-                self._trees[target.file] = None
-        tree = self._trees[target.file]
-        return None if tree is None else symbol_digest(read[0], tree, target.symbol)
+        """Digest of the target's source; None where there is none."""
+        return self.look(target)[0]
 
 
 @dataclass(frozen=True)
@@ -230,7 +292,7 @@ class Mismatch:
     """Why a target's source is not the one that a patch was written for."""
 
     target: Target
-    problem: str  # "no such file", "no such symbol", "unknown source"
+    problem: str  # "unknown source", "no such symbol", or what is wrong with the file
     found: str | None = None
     known: tuple[str, ...] = ()
 
@@ -250,18 +312,12 @@ def examine(patch: Patch, sources: Sources) -> list[Mismatch]:
         for target in patch.targets:
             if target.key in known and sources.is_pristine(target.file, release):
                 continue
-            found = sources.digest(target)
+            found, problem = sources.look(target)
             if found is not None and found == known.get(target.key):
                 continue
-            if found is not None:
-                problem = "unknown source"
-            else:
-                problem = (
-                    "no such symbol" if sources._read(target.file) is not None else f"no file {target.file}"
-                )
             digests = (fingerprints().get(one, {}).get("symbols", {}) for one in patch.releases)
             everything = dict.fromkeys(d[target.key] for d in digests if target.key in d)
-            wrong.append(Mismatch(target, problem, found, tuple(everything)))
+            wrong.append(Mismatch(target, problem or "unknown source", found, tuple(everything)))
         if not wrong:
             return []
         if best is None or len(wrong) < len(best):
@@ -401,15 +457,16 @@ def patches_of(thing: Any) -> tuple[str, ...]:
 class Applier(importlib.abc.MetaPathFinder):
     """Puts a selection into this process. One per process; `arm` may be called again.
 
-    `state` maps each patch to "armed" (a module that it replaces something in is not loaded here) or
-    "active". `changed` is called after every change of it.
+    `state` maps each patch to "armed" (a module that it replaces something in is not loaded here),
+    "active" or "failed". `changed` is called after every change of it.
     """
 
     def __init__(self, selection: Selection, changed: Callable[[Applier], object] = lambda _: None) -> None:
         self.selection = selection
         self.changed = changed
         self._work: dict[str, list[tuple[Patch, Target]]] = {}
-        self._done: set[tuple[str, str]] = set()
+        self._done: dict[tuple[str, str], Callable[[], None]] = {}  # with what brings the original back
+        self._failure: tuple[str, str] | None = None  # patch, what happened
         self._searching: set[str] = set()
         for patch in selection.patches:
             for target in patch.targets:
@@ -418,12 +475,11 @@ class Applier(importlib.abc.MetaPathFinder):
 
     @property
     def state(self) -> dict[str, str]:
-        return {
-            patch.id: "active"
-            if all((patch.id, t.key) in self._done for t in patch.targets if t.replace)
-            else "armed"
-            for patch in self.selection.patches
-        }
+        states = {}
+        for patch in self.selection.patches:
+            done = all((patch.id, target.key) in self._done for target in patch.targets if target.replace)
+            states[patch.id] = "active" if done else "armed"
+        return states | ({self._failure[0]: "failed"} if self._failure else {})
 
     def arm(self) -> None:
         """Patch what is loaded, and watch for the rest. Call it again and nothing happens."""
@@ -453,23 +509,47 @@ class Applier(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             for done in [one for one in self._done if one[1].startswith(f"{fullname}:")]:
-                self._done.discard(done)  # a reload brings the originals back
+                del self._done[done]  # a reload brings the originals back
             self._arrived(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
     def _arrived(self, module: ModuleType) -> None:
+        """Patch a module that has been executed. Raises PatchError when that fails: then the module and whatever
+        the patch replaced elsewhere are as they were, and so does every later import of a module with work.
+        """
         for patch, target in self._work.get(module.__name__, ()):
-            if (patch.id, target.key) not in self._done:
-                _substitute(patch, target, module)
-                self._done.add((patch.id, target.key))
+            if self._failure is not None:
+                raise PatchError(self._failure[1])
+            if (patch.id, target.key) in self._done:
+                continue
+            try:
+                self._done[patch.id, target.key] = _substitute(patch, target, module)
+            except Exception as error:
+                what = str(error) if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
+                self._failure = patch.id, f"patch {patch.id} cannot replace {target.key}: {what}"
+                for id, key in [*reversed(self._done)]:
+                    if id == patch.id or key.startswith(f"{module.__name__}:"):
+                        self._done.pop((id, key))()
+                self.changed(self)
+                raise PatchError(self._failure[1]) from error
         if self in sys.meta_path:  # else `arm` is at work and will say so itself
             self.changed(self)
 
 
-def _substitute(patch: Patch, target: Target, module: ModuleType) -> None:
-    """Replace one symbol in its module, and in every loaded module that holds it under the same name.
+def _swap(name: str, old: Any, new: Any) -> None:
+    """Put `new` into every loaded module of vLLM that holds `old` under this name."""
+    for module in list(sys.modules.values()):
+        # `vars` of a module, never getattr: lazy modules import things when asked.
+        names = getattr(module, "__dict__", {}) if isinstance(module, ModuleType) else {}
+        if names.get(name) is old and module.__name__.startswith("vllm."):
+            setattr(module, name, new)
+
+
+def _substitute(patch: Patch, target: Target, module: ModuleType) -> Callable[[], None]:
+    """Replace one symbol in its module, and in every loaded module that holds it under the same name. Returns what
+    brings the original back.
 
     A variable is replaced in its own module only: that another module's `False` is the same object says
     nothing about where it comes from.
@@ -480,22 +560,26 @@ def _substitute(patch: Patch, target: Target, module: ModuleType) -> None:
     for part in parts:
         owner = getattr(owner, part)
     if name not in vars(owner):
-        raise PatchError(f"patch {patch.id}: {target.key} is not defined, although its source is known")
+        raise PatchError("it is not defined, although its source is known")
     raw = vars(owner)[name]
     kind = type(raw) if isinstance(raw, classmethod | staticmethod) else None
     original = raw.__func__ if kind else raw
     replacement = target.replace(original)
     if callable(original) and not callable(replacement):
-        raise PatchError(f"patch {patch.id}: the replacement of {target.key} is {replacement!r}")
+        raise PatchError(f"the replacement is {replacement!r}")
     if callable(original):
         setattr(replacement, _MARK, (*patches_of(original), patch.id))
+    everywhere = owner is module and callable(original) and replacement is not original
     setattr(owner, name, kind(replacement) if kind else replacement)
-    if owner is module and callable(original) and replacement is not original:
-        for other in list(sys.modules.values()):
-            # `vars` of a module, never getattr: lazy modules import things when asked.
-            names = getattr(other, "__dict__", {}) if isinstance(other, ModuleType) else {}
-            if names.get(name) is original and other.__name__.startswith("vllm."):
-                setattr(other, name, replacement)
+    if everywhere:
+        _swap(name, original, replacement)
+
+    def back() -> None:
+        setattr(owner, name, raw)
+        if everywhere:
+            _swap(name, replacement, original)
+
+    return back
 
 
 def summary(selection: Selection) -> str:

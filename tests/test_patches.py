@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.server
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,11 +128,54 @@ def test_verify_without_a_path_takes_the_installed_vllm_and_imports_nothing_of_i
     assert done.stdout.startswith("vLLM 0.32.0 in ") and done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-@pytest.mark.parametrize("name", ["nothing", "empty"])
-def test_a_folder_without_vllm_is_wrong_usage(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["nothing", "empty", "text.whl", "other.whl", "cut.whl", "n" * 300, "vllm"])
+def test_what_holds_no_vllm_is_wrong_usage(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "text.whl").write_text("no archive")
+    with zipfile.ZipFile(tmp_path / "other.whl", "w") as other:
+        other.writestr("other/__init__.py", "")
+    (tmp_path / "cut.whl").write_bytes((tmp_path / "other.whl").read_bytes()[:-10])
     done = run("verify", "--vllm-path", str(tmp_path / name))
     assert done.returncode == 2 and "holds no vLLM" in done.stderr and "fix: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wheel_need_not_be_unpacked(tmp_path: Path) -> None:
+    root = copy("0.33.0", tmp_path / "tree")
+    wheel = Path(shutil.make_archive(str(tmp_path / "vllm-0.33.0"), "zip", root)).rename(
+        tmp_path / "vllm.whl"
+    )
+    assert patches.verify(patches.vllm_root(wheel)) == dataclasses.replace(
+        patches.verify(root), root=f"{wheel}/"
+    )
+    (root / "vllm" / OPS).write_text("def (:")
+    shutil.make_archive(str(tmp_path / "changed"), "zip", root)
+    done = run("verify", "--json", "--vllm-path", str(tmp_path / "changed.zip"))
+    told = json.loads(done.stdout)
+    assert done.returncode == 1 and told["release"] == "0.33.0" and not told["ok"]
+    assert f"vllm/{OPS} is no Python, line 1" in done.stdout
+
+
+def test_the_folder_may_be_named_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = copy("0.33.0", tmp_path / "tree")
+    (tmp_path / "link").symlink_to(root / "vllm")
+    monkeypatch.chdir(root / "vllm")
+    for name in (".", "..", "../vllm", str(tmp_path / "link"), f"{root}/vllm/"):
+        assert patches.verify(patches.vllm_root(Path(name))).ok
+
+
+@pytest.mark.parametrize("damage", ["binary", "folder", "silent"])
+def test_a_version_file_that_tells_nothing(tmp_path: Path, damage: str) -> None:
+    root = copy("0.32.0", tmp_path)
+    file = root / "vllm" / "_version.py"
+    if damage == "folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(b"version = '0.32.0'\n# \xff\n" if damage == "binary" else b"pass\n")
+    done = run("verify", "--vllm-path", str(root))
+    assert done.returncode == 1 and "vLLM of an unknown release is not supported" in done.stderr
 
 
 def test_a_release_that_cannot_be_told_is_not_supported(tmp_path: Path) -> None:

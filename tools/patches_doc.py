@@ -46,7 +46,7 @@ changed, and says which patch, what it found and what to do.
 dsv4-deploy patches list                    # one line a patch
 dsv4-deploy patches show ID                 # symptom, cause, remedy, upstream, the lines that change
 dsv4-deploy patches verify                  # do they fit the vLLM of this Python? Reads source, needs no GPU
-dsv4-deploy patches verify --vllm-path DIR  # or an unpacked wheel
+dsv4-deploy patches verify --vllm-path DIR  # or a wheel, unpacked or not
 dsv4-deploy patches status URL              # what each process of a running server has
 ```
 

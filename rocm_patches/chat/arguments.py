@@ -34,6 +34,9 @@ class Schema(Protocol):
     def keeps_text(self, name: str) -> bool:
         """Whether a text value stays the text that it is, whatever it says."""
 
+    def is_text(self, name: str) -> bool:
+        """Whether text is the only thing that the parameter may be."""
+
     def fit(self, name: str, value: Any) -> Any:
         """The value in the type that is declared for the parameter."""
 
@@ -168,6 +171,8 @@ class Arguments:
         if self._flows:
             return to_json(rest)[1:-1] + '"'
         value = rest if self._is_text else from_json(rest)
+        if self._schema.is_text(name) and not isinstance(value, str):
+            value = rest  # as it was written: 1.10 is not 1.1, and an object is not its Python notation
         if not self._emitted and name in WRAPPERS and self._schema.names and name not in self._schema.names:
             self._wrapper = (name, value)
             return ""

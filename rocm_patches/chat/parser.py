@@ -210,7 +210,10 @@ class ToolSchema:
 
     def keeps_text(self, name: str) -> bool:
         types = _declared(self._properties.get(name))
-        return types is None or types == {"string"}
+        return types is None or "string" in types
+
+    def is_text(self, name: str) -> bool:
+        return _declared(self._properties.get(name)) == {"string"}
 
     def fit(self, name: str, value: Any) -> Any:
         return _fit(value, self._properties.get(name))

@@ -161,9 +161,107 @@ def test_what_is_missing_is_named(vllm: Path, target: Target, problem: str) -> N
     assert problems(vllm, target) == [problem]
 
 
-def test_a_file_that_is_no_python_fits_nothing(vllm: Path) -> None:
-    (vllm / "vllm" / "m.py").write_text("def area(:\n")
-    assert problems(vllm, AREA) == ["area: no such symbol"]
+DEEP = b"x = " + b"-" * 200_000 + b"1\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"x = 1\ndef area(:\n", "vllm/m.py is no Python, line 2: invalid syntax"),
+        (
+            b"def area(a, b):\n    return a\0\n",
+            "vllm/m.py is no Python: source code string cannot contain null bytes",
+        ),
+        (DEEP, "vllm/m.py is no Python: MemoryError"),
+        (b"def area(a, b):  # \xff\n    return a\n", "vllm/m.py is not UTF-8"),
+        (None, "vllm/m.py cannot be read: Is a directory"),
+    ],
+    ids=["syntax", "null byte", "depth", "encoding", "directory"],
+)
+def test_a_file_that_is_no_python_fits_nothing(vllm: Path, data: bytes | None, problem: str) -> None:
+    file = vllm / "vllm" / "m.py"
+    file.unlink()
+    file.mkdir() if data is None else file.write_bytes(data)
+    (found,) = problems(vllm, AREA)
+    assert found.startswith(f"area: {problem.split(':')[0]}")
+    assert found == f"area: {problem}" or data is DEEP  # newer Pythons say it in other words
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.replace(b"\n", b"\r\n"),
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: data.replace(b"LIMIT", b"# \xe2\x80\xa8 \x0c \x1c \xc2\x85\n\x0c\nLIMIT"),
+        lambda data: data.replace(b"    return a * b\n", b"    return a * b \t\n"),
+    ],
+    ids=["CRLF", "byte order mark", "line ends that Python does not know", "trailing spaces"],
+)
+def test_what_python_does_not_see_does_not_matter(vllm: Path, change: Callable[[bytes], bytes]) -> None:
+    file = vllm / "vllm" / "m.py"
+    file.write_bytes(change(file.read_bytes()))
+    known = [Target("vllm.m", name) for name in ("area", "nested", "Box.make", "Box.free")]
+    assert registry.ast.parse(file.read_bytes()) and problems(vllm, *known) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "area = outer",
+        "area, more = outer, 1",
+        "area: object = outer",
+        "from os.path import join as area",
+        "import os as area",
+        "from os.path import *",
+        "del area",
+        "for area in (outer,): pass",
+        "with open(__file__) as area: pass",
+        "if (area := outer): pass",
+        "try: pass\nexcept ValueError as area: pass",
+        "if LIMIT:\n    from os.path import join as area",
+        "match outer:\n    case area: pass",
+    ],
+)
+def test_a_name_that_gets_another_value_is_noticed(vllm: Path, line: str) -> None:
+    file = vllm / "vllm" / "m.py"
+    file.write_text(f"{SOURCE}\n{line}\n")
+    assert problems(vllm, AREA) == ["area: unknown source"]
+    if "*" not in line:
+        assert problems(vllm, Target("vllm.m", "nested"), Target("vllm.m", "Box.size")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Box = type('Box', (), {})",
+        "class Box:\n    pass",
+        "from os import path as Box",
+        "Box.size = Box.free",
+        "del Box.size",
+    ],
+)
+def test_a_class_or_method_that_is_replaced_is_noticed(vllm: Path, line: str) -> None:
+    (vllm / "vllm" / "m.py").write_text(f"{SOURCE}\n{line}\n")
+    assert problems(vllm, Target("vllm.m", "Box.size")) == ["Box.size: unknown source"]
+    assert problems(vllm, AREA) == []
+
+
+def test_conditions_of_a_definition_count(vllm: Path) -> None:
+    edit(vllm, "if True:", "if False:")
+    assert problems(vllm, Target("vllm.m", "nested")) == ["nested: unknown source"]
+    body = SOURCE.split("@outer\ndef area")[1].split("\n\n\n")[0].replace("\n", "\n    ")
+    moved = SOURCE.replace("@outer\ndef area", "if LIMIT > 3:\n    @outer\n    def area", 1)
+    start = moved.index("    def area") + len("    def area")
+    end = start + len(SOURCE.split("@outer\ndef area")[1].split("\n\n\n")[0])
+    (vllm / "vllm" / "m.py").write_text(moved[:start] + body + moved[end:])
+    assert problems(vllm, AREA) == ["area: unknown source"]
+
+
+def test_an_alias_is_no_definition_of_what_was_written(vllm: Path) -> None:
+    head, rest = SOURCE.split("@outer\n")
+    tail = rest.split("\n\n\n", 1)[1]
+    (vllm / "vllm" / "m.py").write_text(f"{head}from vllm.elsewhere import area\n\n\n{tail}")
+    assert problems(vllm, AREA) == ["area: unknown source"]
 
 
 def test_targets_of_two_releases_do_not_mix(vllm: Path) -> None:
@@ -383,15 +481,77 @@ def test_every_change_is_reported(package: Callable[..., str]) -> None:
 def test_a_replacement_that_cannot_be_called_stops_the_import(package: Callable[..., str]) -> None:
     package(m=SOURCE)
     applied(patch("p", Target("vllm.m", "area", lambda _: None)))
-    with pytest.raises(PatchError, match=r"patch p: the replacement of vllm\.m:area is None"):
+    with pytest.raises(PatchError, match=r"patch p cannot replace vllm\.m:area: the replacement is None"):
         importlib.import_module("vllm.m")
 
 
 def test_a_symbol_that_is_not_there_stops_the_import(package: Callable[..., str]) -> None:
     package(m="")
     applied(patch("p", Target("vllm.m", "area", doubled)))
-    with pytest.raises(PatchError, match=r"patch p: vllm\.m:area is not defined"):
+    with pytest.raises(PatchError, match=r"patch p cannot replace vllm\.m:area: it is not defined"):
         importlib.import_module("vllm.m")
+
+
+def test_a_class_that_is_not_there_stops_the_import(package: Callable[..., str]) -> None:
+    package(m="")
+    applied(patch("p", Target("vllm.m", "Box.size", doubled)))
+    with pytest.raises(PatchError, match=r"patch p cannot replace vllm\.m:Box\.size: AttributeError: .*Box"):
+        importlib.import_module("vllm.m")
+
+
+def broken(_: Any) -> Any:
+    raise KeyError("midway")
+
+
+def test_a_patch_that_fails_midway_leaves_nothing_of_itself(package: Callable[..., str]) -> None:
+    """Its first half, also with those who imported it by value, is undone, and no later import gets by."""
+    package(
+        a="def one():\n    return 1\n\ndef two():\n    return 2\n",
+        user="from vllm.a import one\n",
+        b="def three():\n    return 3\n",
+        c="def four():\n    return 4\n",
+    )
+    states: list[dict[str, str]] = []
+    applier = applied(
+        patch("good", Target("vllm.a", "two", doubled), Target("vllm.c", "four", doubled)),
+        patch("bad", Target("vllm.a", "one", doubled), Target("vllm.b", "three", broken)),
+        changed=lambda one: states.append(one.state),
+    )
+    a, user = importlib.import_module("vllm.a"), importlib.import_module("vllm.user")
+    assert (a.one(), user.one(), a.two()) == (2, 2, 4)
+    with pytest.raises(PatchError, match=r"patch bad cannot replace vllm\.b:three: KeyError: 'midway'"):
+        importlib.import_module("vllm.b")
+    assert (a.one(), user.one(), a.two()) == (1, 1, 4) and patches_of(user.one) == ()
+    assert states[-1] == applier.state == {"good": "armed", "bad": "failed"}
+    for name in ("vllm.b", "vllm.c"):  # also where somebody swallowed the first exception
+        with pytest.raises(PatchError, match="patch bad cannot replace"):
+            importlib.import_module(name)
+        assert name not in sys.modules
+
+
+def test_a_module_is_patched_whole_or_not_at_all(package: Callable[..., str]) -> None:
+    package(m=SOURCE)
+    module = importlib.import_module("vllm.m")
+    before = dict(vars(module)), vars(module.Box)["make"]
+    applier = Applier(
+        Selection(
+            "gfx942",
+            "1.0",
+            "require",
+            (
+                patch(
+                    "first",
+                    Target("vllm.m", "area", doubled),
+                    Target("vllm.m", "Box.make", lambda f: lambda c: 1),
+                ),
+                patch("second", Target("vllm.m", "area", doubled), Target("vllm.m", "nested", broken)),
+            ),
+        )
+    )
+    with pytest.raises(PatchError, match="patch second cannot replace"):
+        applier.arm()
+    assert (dict(vars(module)), vars(module.Box)["make"]) == before
+    assert applier.state == {"first": "armed", "second": "failed"} and applier not in sys.meta_path
 
 
 # --- the catalogue ----------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ class Anything:
     def keeps_text(self, name: str) -> bool:
         return True
 
+    def is_text(self, name: str) -> bool:
+        return False
+
     def fit(self, name: str, value: Any) -> Any:
         return value
 
