@@ -159,7 +159,7 @@ def advice(result: Verification) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a running server and what it has of each patch: "active", "armed" or "skipped"."""
+    """One process of a running server and what it has of each patch: "active", "armed", "skipped" or "failed"."""
 
     name: str
     pid: int
@@ -169,14 +169,17 @@ class Process:
 
 
 _SAMPLE = re.compile(rf"^{METRIC}{{(?P<labels>.*)}} 1(?:\.0)?$", re.MULTILINE)
+_LABELS = {"patch", "state", "process", "pid", "platform", "vllm"}
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def parse_metrics(text: str) -> list[Process]:
-    """The processes that a /metrics page tells of, in its order."""
+    """The processes that a /metrics page tells of, in its order. Samples of another shape are nobody's."""
     found: dict[int, Process] = {}
     for sample in _SAMPLE.finditer(text):
         labels = dict(_LABEL.findall(sample["labels"]))
+        if not _LABELS <= labels.keys() or not labels["pid"].isdecimal():
+            continue
         pid = int(labels["pid"])
         process = found.setdefault(
             pid, Process(labels["process"], pid, labels["platform"], labels["vllm"], {})

@@ -114,8 +114,9 @@ def test_a_missing_symbol_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     root = copy("0.32.0", tmp_path)
     (root / "vllm" / "model_executor" / "layers" / "mhc.py").unlink()
-    (broken,) = [one for one in patches.verify(root).verdicts if one.result == "MISMATCH"]
-    assert broken.id == "mhc-backend" and "no file vllm/model_executor/layers/mhc.py" in broken.reasons[0]
+    broken = [one for one in patches.verify(root).verdicts if one.result == "MISMATCH"]
+    assert [one.id for one in broken] == ["mhc-backend", "mhc-kernels"]
+    assert all("no file vllm/model_executor/layers/mhc.py" in one.reasons[0] for one in broken)
 
 
 def test_verify_without_a_path_takes_the_installed_vllm_and_imports_nothing_of_it() -> None:
@@ -260,6 +261,21 @@ def test_status_of_a_server_without_the_plugin(server: str, monkeypatch: pytest.
     monkeypatch.setattr(Page, "text", "vllm:num_requests_running 0.0\n")
     with pytest.raises(DeployError, match="runs without rocm_patches"):
         patches.status(server)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'dsv4_patch_info{patch="a"} 1.0',
+        PAGE.splitlines()[3].replace('"11"', '"eleven"'),
+        PAGE.splitlines()[3].replace("vllm=", "version="),
+        PAGE.splitlines()[3].replace(" 1.0", " NaN"),
+        "dsv4_patch_info 1.0",
+    ],
+)
+def test_samples_of_another_shape_are_left_out(line: str) -> None:
+    assert patches.parse_metrics(f"{line}\n") == []
+    assert patches.parse_metrics(f"{line}\n{PAGE}") == patches.parse_metrics(PAGE) != []
 
 
 def test_status_of_nobody() -> None:
