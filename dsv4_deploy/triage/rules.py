@@ -173,10 +173,10 @@ def pattern(many: Iterable[Words]) -> re.Pattern[bytes]:
 
 def rare_tail(words: Sequence[str]) -> str:
     """What to search for when looking for these words: the end of one of them, from its rarest character
-    on, four characters at least (or it would be found in too many lines). A word ends at a quotation mark or
-    backslash, because a log in JSON writes those in another way."""
-    parts = [part for word in words for part in _ESCAPED.split(word) if part]
-    tails = [part[start:] for part in parts for start in range(max(1, len(part) - 3))]
+    on, four characters at least (or it would be found in too many lines). Of a word without quotation marks where
+    there is one, because a log in JSON writes those in another way."""
+    plain = [word for word in words if len(word) >= 4 and not _ESCAPED.search(word)] or words
+    tails = [word[start:] for word in plain for start in range(max(1, len(word) - 3))]
     return min(tails, key=lambda tail: (len(tail) < 4, _RARITY.index(tail[0])))
 
 
