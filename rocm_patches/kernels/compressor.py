@@ -121,7 +121,8 @@ def compress_kernel(
             entry = entry * tl.load(gain_ptr + column).to(tl.float32)
             table = table_ptr + (position // RATIO * RATIO).to(tl.int64) * 64
             entry = tl.reshape(formats.turn_row(tl.reshape(entry, [1, DIM]), table, False, 1, DIM), [DIM])
-            entry = entry.to(tl.bfloat16)
+            # A NaN of one token must not reach all that attend to its entry; codes never hold one (formats).
+            entry = tl.where(entry == entry, entry, 0.0).to(tl.bfloat16)
             if DIM == 512:
                 store_row(entry, cache_ptr, target, page_stride, PAGE_ROWS, OCP, NATIVE_FNUZ)
             else:

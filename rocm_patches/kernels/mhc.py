@@ -25,7 +25,10 @@ GROUP = 128  # columns per scale of the quantised output, the input group of the
 # Splits can only meet through a counter, one per token block. More token blocks than this finish in a second launch.
 _COUNTERS = 256
 _MAX_HIDDEN = 16384  # one program holds a whole row in registers
-_HEAD_TOKENS = 256  # reading the head's whole weight once per token costs more than a launch beyond
+# Tokens of a program that is shared by many: up to here a seam is one launch. Beyond, the head reads its whole weight
+# once per token, which costs more than a second launch only above the other number.
+_SPLIT_TOKENS = 4
+_HEAD_TOKENS = 256
 
 
 # --- device code ------------------------------------------------------------------------------------
@@ -571,7 +574,7 @@ class Tiling:
 
 def tiling(tokens: int, hidden: int, target: Target) -> Tiling:
     """Tile of a seam. Decode splits H so that a token's weights arrive through many units; prefill does not."""
-    if tokens <= 4:
+    if tokens <= _SPLIT_TOKENS:
         return Tiling(16, 1, 32, min(128, next_power_of_two(hidden // 32)), 4, 2, True)
     if tokens <= 128:
         tile = 16 if tokens <= 16 else 32
@@ -725,13 +728,14 @@ def head(
 ) -> Tensor:
     """The streams folded for the model's last norm, and normed where its weight is given: bf16 [T, 4, H] -> [T, H].
 
-    One launch up to 256 tokens; beyond, or with a tile given, as a seam. Raises ValueError as `seam` does, and for
+    One launch up to 256 tokens: up to 4 of them as a seam, whose splits share a token's work. Beyond, or with a tile
+    given, as a seam too. Raises ValueError as `seam` does, and for
     a mixing that is not a head's.
     """
     if mixing.mixes != STREAMS:
         raise ValueError(f"the head mixes {STREAMS} streams into one; this weight has {mixing.mixes} mixes")
     tokens, _, hidden = x.shape
-    if tile is not None or tokens > _HEAD_TOKENS:
+    if tile is not None or tokens <= _SPLIT_TOKENS or tokens > _HEAD_TOKENS:
         made = seam(
             x, mixing, rms_eps=rms_eps, hc_eps=hc_eps, norm_weight=norm_weight, norm_eps=norm_eps, tile=tile
         )

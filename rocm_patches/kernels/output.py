@@ -189,7 +189,8 @@ class Projection:
 
 
 def prepare(weight: Tensor, scale: Tensor, groups: int) -> Projection:
-    """Convert wo_a, e4m3fn [G * R, K] with scales fp32 or e8m0 [G * R / 128, K / 128], to FNUZ; every value stays.
+    """wo_a as FNUZ codes; every value stays. weight: e4m3fn, which is converted, or e4m3fnuz, which vLLM has converted
+    while loading; [G * R, K] with scales fp32 or e8m0 [G * R / 128, K / 128].
 
     Raises ValueError for NaN codes or scales (fp8.ocp_to_fnuz) and for shapes that are not whole blocks.
     """
@@ -204,7 +205,10 @@ def prepare(weight: Tensor, scale: Tensor, groups: int) -> Projection:
             f"wo_a of shape {tuple(weight.shape)} with scales {tuple(scale.shape)} in {groups} groups: each group "
             f"needs a multiple of {GROUP} rows, and heads of {HEAD_DIM} columns with one scale per {GROUP} x {GROUP}"
         )
-    codes, doubled = fp8.ocp_to_fnuz(weight, scale)
+    if weight.dtype == torch.float8_e4m3fnuz:
+        codes, doubled = weight.view(torch.uint8), scale
+    else:
+        codes, doubled = fp8.ocp_to_fnuz(weight, scale)
     if doubled.dtype != torch.float32:
         doubled = fp8.decode_e8m0(doubled)
     return Projection(

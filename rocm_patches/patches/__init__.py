@@ -8,11 +8,15 @@ A new patch: write it, add its file to PATCHES, run `make fingerprints` and `mak
 from __future__ import annotations
 
 from rocm_patches.patches import (
+    amd_rocm,
+    attention,
     chat_completion,
+    compressor,
     cpu_mla,
     deepseek_v2,
     fp8_utils,
     fused_compress_quant_cache,
+    fused_topk_bias_router,
     mhc,
     mxfp4_oracle,
     parser_deepseek_v4,
@@ -32,6 +36,10 @@ PATCHES: tuple[Patch, ...] = (
     *rocm_aiter_mla_sparse.PATCHES,
     *sparse_attn_indexer.PATCHES,
     *mhc.PATCHES,
+    *compressor.PATCHES,
+    *attention.PATCHES,
+    *amd_rocm.PATCHES,
+    *fused_topk_bias_router.PATCHES,
     *deepseek_v2.PATCHES,
     *mxfp4_oracle.PATCHES,
     *platforms_rocm.PATCHES,
