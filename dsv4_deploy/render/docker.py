@@ -16,8 +16,9 @@ def render(source: Source) -> str:
     lines += quoting.comment(
         f"Stop it with: docker stop {box.name} (running requests are finished first). DOCKER=podman uses podman."
     )
-    lines += ["set -eu", ""]
-    lines += [
+    body = [
+        "set -eu",
+        "",
         "if [ $# -ne 0 ]; then",
         '    echo "error: this script takes no arguments; write it again with other options" >&2',
         "    exit 2",
@@ -25,18 +26,18 @@ def render(source: Source) -> str:
         "",
     ]
     if box.gpu and source.render_gid is None:
-        lines += _find_render_group()
-    lines.append(f"set -- run --detach --name {quoting.shell(box.name)} --restart unless-stopped")
+        body += _find_render_group()
+    body.append(f"set -- run --detach --name {quoting.shell(box.name)} --restart unless-stopped")
     for words, reason in [*_options(source, box), *_variables(box)]:
-        lines += [*quoting.comment(reason), f'set -- "$@" {words}']
-    lines += [
+        body += [*quoting.comment(reason), f'set -- "$@" {words}']
+    body += [
         *quoting.comment("The image and what runs in it."),
         f'set -- "$@" --entrypoint {ENTRYPOINT} {quoting.shell(box.image)}',
     ]
     for arguments, reason in box.arguments:
-        lines += [*quoting.comment(reason), f'set -- "$@" {_join(arguments)}']
-    lines += ["", 'exec "${DOCKER:-docker}" "$@"']
-    return "\n".join(lines) + "\n"
+        body += [*quoting.comment(reason), f'set -- "$@" {_join(arguments)}']
+    body += ["", 'exec "${DOCKER:-docker}" "$@"']
+    return "\n".join([*lines, *quoting.shell_meant(body), *body]) + "\n"
 
 
 def _find_render_group() -> list[str]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
+from collections.abc import Iterable
 
 from dsv4_deploy.errors import refused
 
 WIDTH = 110
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@+,=-]+", re.ASCII)
+# What shellcheck wonders at in a quoted word: a sign for the shell, a tilde in front, a backslash at the end.
+_KEPT = re.compile(r"'[^']*[$`][^']*'|'~|\\'")
 _SYSTEMD_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 # Podman's generator hands these on as one byte, which is no UTF-8, however they are written (seen with 4.9 and
 # Debian 12's systemd): Latin-1's control characters, and the soft hyphen.
@@ -38,6 +41,13 @@ def check(text: str, what: str) -> str:
 def shell(text: str) -> str:
     """One word for a POSIX shell."""
     return shlex.quote(text)
+
+
+def shell_meant(lines: Iterable[str]) -> list[str]:
+    """The directive for shellcheck where a quoted value holds a sign that a shell would act on: that it does not
+    is meant (SC1003, SC2016, SC2088). Nothing where no value does."""
+    code = [line for line in lines if not line.lstrip().startswith("#")]
+    return ["# shellcheck disable=SC1003,SC2016,SC2088"] if any(_KEPT.search(line) for line in code) else []
 
 
 def env_file(text: str) -> str:

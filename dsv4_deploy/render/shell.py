@@ -17,18 +17,17 @@ def render(source: Source) -> str:
     lines += quoting.comment(
         "Secrets are not in here: export VLLM_API_KEY and HF_TOKEN where they are needed; vLLM reads them."
     )
-    lines += ["set -eu", ""]
-    lines += _requirements(source)
+    body = ["set -eu", "", *_requirements(source)]
     for setting in plan.env:
-        lines += [
+        body += [
             *quoting.comment(setting.reason),
             f"export {setting.name}={quoting.shell(str(setting.value))}",
         ]
-    lines += ["", f"set -- serve {quoting.shell(plan.model)}"]
+    body += ["", f"set -- serve {quoting.shell(plan.model)}"]
     for flag in plan.flags:
-        lines += [*quoting.comment(flag.reason), f'set -- "$@" {_words(flag)}']
-    lines += ["", 'exec vllm "$@"']
-    return "\n".join(lines) + "\n"
+        body += [*quoting.comment(flag.reason), f'set -- "$@" {_words(flag)}']
+    body += ["", 'exec vllm "$@"']
+    return "\n".join([*lines, *quoting.shell_meant(body), *body]) + "\n"
 
 
 def _requirements(source: Source) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from hypothesis import given, settings
 
-from dsv4_deploy.render import env, shell
+from dsv4_deploy.render import docker, env, shell
 from tests.render import golden, readers, sources
 
 
@@ -21,6 +21,16 @@ def test_shellcheck_has_nothing_to_say(case: sources.Named, name: str) -> None:
 
 def test_shellcheck_of_the_no_gpu_mode() -> None:
     readers.shellcheck(shell.render(sources.no_gpu()))
+
+
+@pytest.mark.parametrize("value", ["$(id)", "`id`", "~/x", "a\\", "it's $HOME", "plain"])
+def test_shellcheck_of_values_that_a_shell_would_act_on(value: str) -> None:
+    """It is told that they are meant as they are, where there are any and nowhere else."""
+    script, container = shell.render(sources.hostile(value)), docker.render(sources.hostile(value))
+    readers.shellcheck(script)
+    readers.shellcheck(container)
+    assert ("# shellcheck disable=SC1003" in script) == (value != "plain")
+    assert value != "plain" or "# shellcheck disable=SC1003" not in container
 
 
 @pytest.mark.parametrize("case", sources.CASES[:5], ids=lambda case: case.name)
