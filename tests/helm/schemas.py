@@ -37,12 +37,22 @@ GENERATED = {
 }
 
 
+_VALID: set[tuple[str, str]] = set()
+
+
 class InvalidError(Exception):
     """Where an object breaks its schema, and how."""
 
 
 def check(item: Object, kube: str) -> None:
-    """Raises InvalidError."""
+    """Raises InvalidError. Renders have many objects in common, so what was valid once is not looked at again."""
+    seen = (json.dumps(item, sort_keys=True), kube)
+    if seen not in _VALID:
+        _check(item, kube)
+        _VALID.add(seen)
+
+
+def _check(item: Object, kube: str) -> None:
     key = (item["apiVersion"], item["kind"])
     where = f"{item['kind']}/{item['metadata']['name']} for {kube}"
     if key in HANDWRITTEN or key in GENERATED:

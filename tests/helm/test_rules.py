@@ -48,23 +48,23 @@ def promtool(*arguments: str, cwd: pathlib.Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def rules_directory(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    directory = tmp_path_factory.mktemp("rules")
-    (directory / "rules.yaml").write_text(json.dumps(groups()))
-    return directory
+def test_promtool_takes_the_rules(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "rules.yaml").write_text(json.dumps(groups()))
+    assert f"{len(NAMES)} rules found" in promtool("check", "rules", "rules.yaml", cwd=tmp_path)
 
 
-def test_promtool_takes_the_rules(rules_directory: pathlib.Path) -> None:
-    assert f"{len(NAMES)} rules found" in promtool("check", "rules", "rules.yaml", cwd=rules_directory)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_alert_fires_when_it_should_and_only_then(name: str, tmp_path: pathlib.Path) -> None:
+    """With its own rule alone: promtool would evaluate all of them for each case, and looks at one."""
+    (group,) = groups()["groups"]
+    own = [rule for rule in group["rules"] if rule["alert"] == name]
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{**group, "rules": own}]}))
+    (tmp_path / "case.yaml").write_text((CASES / f"{name}.yaml").read_text())
+    promtool("test", "rules", "case.yaml", cwd=tmp_path)
 
 
-def test_every_alert_fires_when_it_should_and_only_then(rules_directory: pathlib.Path) -> None:
-    names = []
-    for path in sorted(CASES.glob("*.yaml")):
-        (rules_directory / path.name).write_text(path.read_text())
-        names.append(path.name)
-    promtool("test", "rules", *names, cwd=rules_directory)
+def test_no_case_without_an_alert() -> None:
+    assert sorted(path.stem for path in CASES.glob("*.yaml")) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
