@@ -178,7 +178,7 @@ def parse_metrics(text: str) -> list[Process]:
     found: dict[int, Process] = {}
     for sample in _SAMPLE.finditer(text):
         labels = dict(_LABEL.findall(sample["labels"]))
-        if not _LABELS <= labels.keys() or not labels["pid"].isdecimal():
+        if not labels.keys() >= _LABELS or not labels["pid"].isdecimal():
             continue
         pid = int(labels["pid"])
         process = found.setdefault(
