@@ -61,6 +61,8 @@ def scaled(function: Callable[..., Any], factor: float = 1.01) -> Callable[..., 
     return wrong
 
 
+SCALE = fp8.scale_exponent
+
 # What is broken -> the group of measurements that has to notice.
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., Iterator[Measurement]]]] = {
     "mhc.pre": (mhc, "pre", scaled(mhc.pre), references.hyper_connections),
@@ -75,6 +77,10 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., Iterator[Mea
 }
 WITH_DIALECT: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., Iterator[Measurement]]]] = {
     "decode": (fp8, "decode_e4m3", scaled(fp8.decode_e4m3, 2.0), references.formats),
+    "scale": (
+        *(fp8, "scale_exponent", lambda amax, limit: SCALE(amax, limit * (1 - 1e-7))),
+        references.formats,
+    ),
     "query": (prologue, "rms_norm", scaled(prologue.rms_norm), references.caches),
     "logits": (indexer, "paged_logits", scaled(indexer.paged_logits), references.index),
     "attention": (attention, "attend", scaled(attention.attend), references.attend),
