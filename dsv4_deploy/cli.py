@@ -954,7 +954,7 @@ def patches_show(id: str) -> None:
     "--vllm-path",
     type=click.Path(path_type=pathlib.Path),
     metavar="DIR",
-    help="An installation or an unpacked wheel, instead of the vLLM of this Python.",
+    help="An installation or a wheel, unpacked or not, instead of the vLLM of this Python.",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
 def patches_verify(vllm_path: pathlib.Path | None, as_json: bool) -> None:

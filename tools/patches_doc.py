@@ -52,7 +52,7 @@ dsv4-deploy patches status URL              # what each process of a running ser
 
 Every process logs one line, `rocm_patches active in process PID, NAME (...)`. vLLM's `/metrics` has
 `dsv4_patch_info{{patch, state, process, pid, platform, vllm}}`; `state` is `active`, `armed` (the process
-has not loaded what the patch changes) or `skipped`.
+has not loaded what the patch changes), `skipped`, or `failed` (it was undone, and the process does not serve).
 """
 
 WRITING = """
