@@ -9,7 +9,8 @@ VENV ?= .venv
 # Goes to `dsv4-deploy up`: make up ARGS='--port 8001 --tp 2'
 ARGS ?=
 PYTEST_ARGS ?=
-TEST_JOBS ?= auto
+# One more than there are processors: many tests wait for a process.
+TEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 BENCH_ARGS ?=
 LOCK_ARGS ?=
 

@@ -137,7 +137,7 @@ def collect(process: subprocess.Popen[str]) -> list[str]:
     return lines
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout: float = 20) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
     """Wait until the condition holds; fail the test with `what` was waited for."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -170,7 +170,7 @@ def test_the_first_error_of_a_server_that_fails_to_start(deploy: Deploy) -> None
     assert "Engine core initialization failed" not in result.stderr
     assert str(deploy.state_dir / str(deploy.port) / "vllm.log") in result.stderr
     assert not deploy.state_file.exists()
-    wait_for(lambda: deploy.servers() == [], "the children's end", timeout=2)
+    wait_for(lambda: deploy.servers() == [], "the children's end", timeout=20)
 
 
 def test_a_flag_that_vllm_refuses(deploy: Deploy) -> None:

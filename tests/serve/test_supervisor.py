@@ -117,7 +117,7 @@ def test_with_stdout_closed_and_metrics_that_are_none(deploy: Deploy, quick: tup
     wait_for(lambda: probe()[0] == 200, "ready", 60)
     targets = [str(pathlib.Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in (0, 1, 2)]
     assert targets == ["/dev/null"] * 3
-    assert deploy.state()["ready"] is True
+    wait_for(lambda: deploy.state()["ready"] is True, "the state file, which is written behind the answer")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
 
