@@ -31,6 +31,8 @@ pytestmark = [
     pytest.mark.skipif(installed_version() is None, reason="no vLLM in this environment"),
 ]
 
+PROBE_TIMEOUT_S = 5.0  # the chart's
+TRIAGED_AS = {"VLLM::EngineCore": "D11", "VLLM::Worker": "D10"}
 SOAK_S = float(os.environ.get("SOAK_SECONDS", "60"))
 CLIENTS = 64
 STALL_S = 20.0
@@ -96,6 +98,13 @@ class Serve:
             assert time.monotonic() - began < timeout, f"{name}: {self.probe(name)}\n{self.tail()}"
             time.sleep(0.2)
         return time.monotonic() - began
+
+    def wait_named(self, cause: str) -> None:
+        """Until /livez also gives the id that triage found; that takes the end of the group and a look at the log."""
+        deadline = time.monotonic() + 60
+        while f"({cause}: " not in (text := self.probe("live")[1]):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
 
     def wait_started(self) -> None:
         self.wait("startup", 200, 900)
@@ -202,7 +211,7 @@ def test_probes_never_fail_while_64_clients_saturate_the_server(serve: Serve) ->
         limits = httpx.Limits(max_connections=CLIENTS + 4)
         async with (
             httpx.AsyncClient(base_url=serve.url, trust_env=False, timeout=600, limits=limits) as http,
-            httpx.AsyncClient(trust_env=False, timeout=600) as side,
+            httpx.AsyncClient(trust_env=False, timeout=PROBE_TIMEOUT_S) as side,
         ):
             until = time.monotonic() + SOAK_S
             clients = [asyncio.create_task(client(http, number, until)) for number in range(CLIENTS)]
@@ -220,7 +229,7 @@ def test_probes_never_fail_while_64_clients_saturate_the_server(serve: Serve) ->
     )
     print(f"{done[0]} requests, {probes} probes, {len(bad)} failures, {canaries:.0f} canaries")
     assert bad == []
-    assert probes >= SOAK_S / 3, "the probes themselves came through"
+    assert probes >= SOAK_S, "two a second were asked for"
     assert done[0] >= CLIENTS
     assert canaries <= 0.01 * done[0]
 
@@ -345,6 +354,7 @@ def test_three_deaths_are_found_within_their_bound_and_named(tmp_path: pathlib.P
             print(f"SIGKILL of {victim}: /livez 503 after {took:.1f} s ({reason}), /health {plain}")
             assert "dead" in reason or "died" in reason
             if restarted:
+                serve.wait_named(TRIAGED_AS[victim])
                 serve.wait("startup", 503, 60)
         assert serve.process.wait(120) == 1, serve.tail()
         cause = json.loads((serve.root / "state" / str(serve.port) / "cause.json").read_text())

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("parity")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 # 2,200 tokens are 550 compressed entries: more than index_topk = 512, so the indexer really selects.

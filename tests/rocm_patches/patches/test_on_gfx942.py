@@ -11,7 +11,7 @@ import pytest
 
 from tests.rocm_patches import gfx942
 
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("gfx942")]
+pytestmark = pytest.mark.vllm
 
 CASES = "tests.rocm_patches.patches.on_gfx942"
 # bf16 results: eight significant bits. fp32 sums of 64 x 128 products.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.rocm_patches import gfx942
 
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("gfx942")]
+pytestmark = pytest.mark.vllm
 
 CASES = "tests.rocm_patches.patches.serving_on_gfx942"
 
