@@ -19,8 +19,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:@+,=-]+", re.ASCII)
 # What shellcheck wonders at in a quoted word: a sign for the shell, a tilde in front, a backslash at the end.
 _KEPT = re.compile(r"'[^']*[$`][^']*'|'~|\\'")
 _SYSTEMD_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
-# Podman's generator hands these on as one byte, which is no UTF-8, however they are written (seen with 4.9 and
-# Debian 12's systemd): Latin-1's control characters, and the soft hyphen.
+# Podman's generator hands these on as one byte, which is no UTF-8, however they are written (seen with 5.4.2, whose
+# output tests/render reads): Latin-1's control characters, and the soft hyphen.
 _LOST_BY_QUADLET = re.compile("[\x80-\x9f\xad]")
 
 
@@ -98,9 +98,9 @@ def systemd_path(text: str) -> str:
 def _systemd(text: str, doubled: str) -> str:
     if lost := _LOST_BY_QUADLET.search(text):
         raise refused(
-            f"{text!r} holds the control character U+{ord(lost[0]):04X}",
+            f"{text!r} holds the character U+{ord(lost[0]):04X}",
             why="Podman's Quadlet does not carry it: the container would get another value.",
-            fix="Remove the character, or use --target compose.",
+            fix="Remove the character, or use `dsv4-deploy render compose`.",
         )
     if _PLAIN.fullmatch(text):
         return text

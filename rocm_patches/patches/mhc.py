@@ -152,6 +152,12 @@ def fused(
 
 
 @functools.cache
+def _wanted() -> bool:
+    """Whether the operator lets our kernels mix; read once, since every seam of every layer asks."""
+    return backend_wanted() in ("auto", "kernels") and switch.wanted("mhc")
+
+
+@functools.cache
 def _works(hidden: int, device: Any) -> bool:
     """Whether our kernels give torch's results here; tried once, before any graph is captured (the profiling run)."""
     from vllm.logger import init_logger
@@ -165,7 +171,7 @@ def _ours(residual: Any) -> bool:
     """Whether these streams are mixed by our kernels, where AITER is out of question."""
     import torch
 
-    if backend_wanted() not in ("auto", "kernels") or not switch.wanted("mhc"):
+    if not _wanted():
         return False
     streams, hidden = residual.shape[-2:]
     fits = residual.dtype == torch.bfloat16 and streams == 4 and hidden % 64 == 0 and hidden <= 16384
@@ -277,12 +283,12 @@ def _head_op(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _fusing_layer(original: Callable[..., None]) -> Callable[..., None]:
     """Without AITER, vLLM's decoder layer calls post, pre and RMSNorm one by one; its other path has one operator."""
+    ours = _wanted()  # here, so that a wrong value is told when the patch is applied
 
     @functools.wraps(original)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         fits = self.hc_mult == 4 and self.hidden_size % 64 == 0 and self.hidden_size <= 16384
-        ours = backend_wanted() in ("auto", "kernels") and switch.wanted("mhc")
         if ours and fits and not self.use_fused_mhc:
             self.use_fused_mhc = self.fuse_mhc_rmsnorm = True
 

@@ -14,8 +14,9 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,18 @@ def _know_fnuz() -> None:
 def answer(**results: Any) -> None:
     """Print what the test gets, from the simulated process."""
     print(_PREFIX + json.dumps(results))
+
+
+def answer_cases(cases: Mapping[str, Callable[[], Any]], names: Sequence[str]) -> None:
+    """Answer with what the named cases return, all of them without a name; one that raises is answered as that."""
+    results: dict[str, Any] = {}
+    for name in names or cases:
+        try:
+            results[name] = cases[name]()
+        except Exception as error:
+            traceback.print_exc()
+            results[name] = {"raised": f"{type(error).__name__}: {error}"}
+    answer(**results)
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -338,15 +337,8 @@ def main() -> None:
     import torch
 
     importlib.import_module("vllm.models.deepseek_v4.amd.model")
-    results: dict[str, Any] = {}
-    for name in sys.argv[2:] or list(CASES):
-        try:
-            with torch.inference_mode():  # as vLLM runs a step
-                results[name] = CASES[name]()
-        except Exception as error:
-            traceback.print_exc()
-            results[name] = {"raised": f"{type(error).__name__}: {error}"}
-    gfx942.answer(**results)
+    with torch.inference_mode():  # as vLLM runs a step
+        gfx942.answer_cases(CASES, sys.argv[2:])
 
 
 if __name__ == "__main__":

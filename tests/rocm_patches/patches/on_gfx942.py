@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -944,14 +943,7 @@ def aiter_mhc_pre(residual: Any, fn: Any, scale: Any, base: Any, *numbers: Any, 
 def main() -> None:
     release, state, names = sys.argv[1], sys.argv[2], sys.argv[3:]
     gfx942.simulate(release=release, patched=state == "patched")
-    results: dict[str, Any] = {}
-    for name in names or list(CASES):
-        try:
-            results[name] = CASES[name]()
-        except Exception as error:
-            traceback.print_exc()
-            results[name] = {"raised": f"{type(error).__name__}: {error}"}
-    gfx942.answer(**results)
+    gfx942.answer_cases(CASES, names)
 
 
 if __name__ == "__main__":

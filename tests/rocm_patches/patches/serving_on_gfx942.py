@@ -6,7 +6,6 @@ test_serving_on_gfx942.py's.
 from __future__ import annotations
 
 import sys
-import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -422,14 +421,7 @@ def kv_loads() -> dict[str, Any]:
 def main() -> None:
     release, state, names = sys.argv[1], sys.argv[2], sys.argv[3:]
     gfx942.simulate(release=release, patched=state == "patched")
-    results: dict[str, Any] = {}
-    for name in names or list(CASES):
-        try:
-            results[name] = CASES[name]()
-        except Exception as error:
-            traceback.print_exc()
-            results[name] = {"raised": f"{type(error).__name__}: {error}"}
-    gfx942.answer(**results)
+    gfx942.answer_cases(CASES, names)
 
 
 if __name__ == "__main__":
